@@ -1,0 +1,253 @@
+package bus
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// minMajor and minMinor are the oldest server that has all that is used here (fast ingest, ADR-50; per-key TTL).
+const minMajor, minMinor = 2, 15
+
+// Conn is a connection to NATS with JetStream. It is safe for concurrent use. After the first connect it reconnects
+// for ever, until Close or Abort. While it is away nothing is buffered: calls wait for it, within their bounds.
+type Conn struct {
+	cfg  Config
+	log  *slog.Logger
+	gate *gate
+	nc   *nats.Conn
+	js   jetstream.JetStream
+	api  string
+	acks *ackHub
+
+	life      context.Context // ends with Close and Abort
+	end       context.CancelFunc
+	closeOnce sync.Once
+	closed    chan struct{} // closed by nats.go once it has given up its goroutines
+
+	mu   sync.Mutex
+	up   chan struct{} // closed while connected
+	down chan struct{} // closed when the present connection is lost
+}
+
+// Connect connects and returns once it has; it tries again until cfg.ConnectTimeout or ctx ends. Wrong credentials end
+// it at once. It returns ErrServerTooOld for a server before 2.15. Whether JetStream is enabled is asked with
+// RequireJetStream.
+func Connect(ctx context.Context, cfg Config) (*Conn, error) {
+	cfg, err := cfg.withContext()
+	if err != nil {
+		return nil, err
+	}
+	cfg = cfg.withDefaults()
+	if err := cfg.validate(); err != nil {
+		return nil, fmt.Errorf("connecting to NATS: %w", err)
+	}
+	creds, err := cfg.credentials()
+	if err != nil {
+		return nil, fmt.Errorf("connecting to NATS: %w", err)
+	}
+	c := &Conn{
+		cfg: cfg, log: cfg.Logger, api: cfg.apiSubject(), gate: &gate{cfg: cfg},
+		closed: make(chan struct{}), up: make(chan struct{}), down: make(chan struct{}),
+	}
+	c.acks = newAckHub(c)
+	c.life, c.end = context.WithCancel(context.WithoutCancel(ctx))
+	if err := c.dial(ctx, append(c.options(), creds...)); err != nil {
+		c.end()
+		return nil, err
+	}
+	if err := c.ready(); err != nil {
+		c.Close()
+		return nil, err
+	}
+	return c, nil
+}
+
+// ready finishes a connection that nats.go has made.
+func (c *Conn) ready() error {
+	if err := checkVersion(c.nc.ConnectedServerVersion()); err != nil {
+		return fmt.Errorf("connecting to %s: %w", c.URL(), err)
+	}
+	var opts []jetstream.JetStreamOpt
+	opts = append(opts, jetstream.WithDefaultTimeout(c.cfg.RequestTimeout))
+	var err error
+	if c.cfg.domain != "" && c.cfg.apiPrefix == "" {
+		c.js, err = jetstream.NewWithDomain(c.nc, c.cfg.domain, opts...)
+	} else {
+		c.js, err = jetstream.NewWithAPIPrefix(c.nc, strings.TrimSuffix(c.api, "."), opts...)
+	}
+	if err != nil {
+		return fmt.Errorf("connecting to %s: %w", c.URL(), err)
+	}
+	return c.acks.start()
+}
+
+func (c *Conn) options() []nats.Option {
+	opts := []nats.Option{
+		nats.Name(c.cfg.Name),
+		nats.Timeout(dialTimeout),
+		nats.MaxReconnects(-1),
+		nats.IgnoreAuthErrorAbort(),
+		nats.CustomReconnectDelay(func(attempts int) time.Duration {
+			return jitter(min(10*time.Millisecond<<min(attempts, 8), 2*time.Second), rand.Float64)
+		}),
+		// Nothing is kept while disconnected: a write that nobody waits for any more must not be made later.
+		nats.ReconnectBufSize(-1),
+		nats.FlusherTimeout(flusherTimeout),
+		nats.PingInterval(10 * time.Second),
+		nats.MaxPingsOutstanding(2),
+		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) { c.onDown(err) }),
+		nats.ReconnectHandler(func(*nats.Conn) { c.onUp() }),
+		nats.ClosedHandler(func(*nats.Conn) { close(c.closed) }),
+		nats.ErrorHandler(func(_ *nats.Conn, sub *nats.Subscription, err error) {
+			subject := ""
+			if sub != nil {
+				subject = sub.Subject
+			}
+			c.log.Warn("connection error", "err", err, "subject", subject)
+		}),
+	}
+	if c.cfg.InProcess != nil {
+		return append(opts, nats.InProcessServer(c.gate))
+	}
+	return append(opts, nats.SetCustomDialer(c.gate))
+}
+
+// dial makes the first connection.
+func (c *Conn) dial(ctx context.Context, opts []nats.Option) error {
+	deadline := time.Now().Add(c.cfg.ConnectTimeout)
+	for attempt := 0; ; attempt++ {
+		nc, err := nats.Connect(c.cfg.URL, opts...)
+		if err == nil {
+			c.nc = nc
+			close(c.up)
+			return nil
+		}
+		if errors.Is(err, nats.ErrAuthorization) || errors.Is(err, nats.ErrAuthExpired) || errors.Is(err, ErrUntrusted) {
+			return fmt.Errorf("connecting to %s: %w", c.cfg.URL, err)
+		}
+		wait := jitter(min(100*time.Millisecond<<min(attempt, 5), 2*time.Second), rand.Float64)
+		if time.Until(deadline) < wait {
+			return fmt.Errorf("connecting to %s: no server within %s: %w", c.cfg.URL, c.cfg.ConnectTimeout, err)
+		}
+		if attempt == 0 {
+			c.log.Warn("NATS is not there yet, trying again", "url", c.cfg.URL, "patience", c.cfg.ConnectTimeout, "err", err)
+		}
+		if err := sleep(ctx, wait); err != nil {
+			return fmt.Errorf("connecting to %s: %w", c.cfg.URL, err)
+		}
+	}
+}
+
+func (c *Conn) onDown(err error) {
+	c.mu.Lock()
+	select {
+	case <-c.up:
+		c.up = make(chan struct{})
+		close(c.down)
+	default:
+	}
+	c.mu.Unlock()
+	if c.gate.aborted.Load() || c.nc == nil || c.nc.IsClosed() {
+		return
+	}
+	c.log.Warn("disconnected from NATS", "err", err)
+}
+
+func (c *Conn) onUp() {
+	c.mu.Lock()
+	select {
+	case <-c.up:
+	default:
+		c.down = make(chan struct{})
+		close(c.up)
+	}
+	c.mu.Unlock()
+	c.log.Info("reconnected to NATS", "url", c.nc.ConnectedUrlRedacted())
+}
+
+// Close sends what has been published, with a bound of two seconds, closes and waits for its goroutines.
+func (c *Conn) Close() {
+	c.closeOnce.Do(func() {
+		if c.nc.IsConnected() {
+			_ = c.nc.FlushTimeout(closeTimeout) // what is lost here was never acknowledged
+		}
+		c.nc.Close()
+		c.end()
+	})
+	<-c.closed
+}
+
+// Abort drops the network connection at once: nothing more is sent, and it never reconnects. For tests of crashes.
+func (c *Conn) Abort() {
+	c.gate.abort()
+	c.closeOnce.Do(func() {
+		c.nc.Close()
+		c.end()
+	})
+	<-c.closed
+}
+
+// Connected reports whether there is a connection now.
+func (c *Conn) Connected() bool { return c.nc.IsConnected() }
+
+// URL is the server that it is connected to, without credentials; the configured ones while it is not connected.
+func (c *Conn) URL() string {
+	if c.nc != nil {
+		if u := c.nc.ConnectedUrlRedacted(); u != "" {
+			return u
+		}
+	}
+	return c.cfg.URL
+}
+
+// ServerVersion is the version of the server that it is connected to.
+func (c *Conn) ServerVersion() string { return c.nc.ConnectedServerVersion() }
+
+// MaxPayload is the size in bytes, with headers, of the largest message that the server takes.
+func (c *Conn) MaxPayload() int64 { return c.nc.MaxPayload() }
+
+// RequireJetStream returns ErrNoJetStream when JetStream is not enabled on the server or for the account.
+func (c *Conn) RequireJetStream(ctx context.Context) error {
+	err := c.retry(ctx, func(ctx context.Context) error {
+		_, err := c.js.AccountInfo(ctx)
+		return err
+	})
+	if err != nil {
+		return classify("asking for JetStream at "+c.URL(), err)
+	}
+	return nil
+}
+
+func checkVersion(version string) error {
+	parts := strings.SplitN(version, ".", 3)
+	if len(parts) == 3 {
+		major, err1 := strconv.Atoi(parts[0])
+		minor, err2 := strconv.Atoi(parts[1])
+		if err1 == nil && err2 == nil && (major > minMajor || major == minMajor && minor >= minMinor) {
+			return nil
+		}
+	}
+	return fmt.Errorf("%w: it is nats-server %s, natsflow needs %d.%d or newer", ErrServerTooOld, version, minMajor, minMinor)
+}
+
+// sleep waits for d or the end of ctx.
+func sleep(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}

@@ -1,0 +1,437 @@
+package bus
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+const (
+	pullExpires    = 30 * time.Second
+	pullHeartbeat  = 5 * time.Second
+	pullSilence    = 2*pullHeartbeat + time.Second // without a heartbeat for this long the consumer is taken for lost
+	pullMessages   = 20000
+	pullBytes      = 32 << 20
+	pullMaxBackoff = 5 * time.Second
+	ackMarkEvery   = 128
+	ackMarks       = 4096
+)
+
+// errLost ends a session with a consumer; the next one begins behind what has been handled.
+var errLost = errors.New("consumer is lost")
+
+// pullConfig says what a puller reads.
+type pullConfig struct {
+	stream      string
+	subjects    []string
+	from        uint64
+	name        string
+	maxMessages int
+	maxBytes    int
+	ackAll      bool
+	headersOnly bool
+	log         *slog.Logger
+}
+
+// puller reads a stream by pull consumers that it makes anew whenever there is doubt. It speaks the protocol of ADR-13
+// itself, on one goroutine, the caller's: so a handler that blocks is plain back-pressure, and a heartbeat is missed
+// only when there was time to listen.
+type puller struct {
+	c   *Conn
+	cfg pullConfig
+	msg Msg // reused for every message
+
+	last    atomic.Uint64 // last sequence handled, or the one before the first wanted
+	handled atomic.Uint64 // consumer sequence of the last message handled in this session
+	session atomic.Uint64 // counts the consumers
+
+	mu       sync.Mutex
+	consumer string    // name of the present one, "" when there is none
+	pending  uint64    // matching messages when it was made
+	marks    []ackMark // of handled messages of this session, ascending
+	lost     uint64    // acks that could not be sent
+
+	ch   chan *nats.Msg
+	sub  *nats.Subscription
+	down <-chan struct{}
+	req  []byte
+
+	wantMsgs, wantBytes int // requested and not yet delivered
+	grown               int // times that maxBytes had to be doubled since the last message
+}
+
+// ackMark is a place in the stream that can be acknowledged.
+type ackMark struct {
+	seq   uint64
+	reply string
+}
+
+func newPuller(c *Conn, cfg pullConfig) *puller {
+	if cfg.maxMessages <= 0 {
+		cfg.maxMessages = pullMessages
+	}
+	if cfg.maxBytes <= 0 {
+		cfg.maxBytes = pullBytes
+	}
+	// A request is renewed when half of it is used; the other half must still hold the largest message.
+	cfg.maxBytes = max(cfg.maxBytes, 2*(int(c.MaxPayload())+64<<10))
+	cfg.from = max(cfg.from, 1)
+	if cfg.log == nil {
+		cfg.log = c.log
+	}
+	p := &puller{c: c, cfg: cfg}
+	p.last.Store(cfg.from - 1)
+	return p
+}
+
+// open makes a consumer that begins behind the last message handled.
+func (p *puller) open(ctx context.Context) error {
+	timer := time.NewTimer(p.c.cfg.RequestTimeout)
+	defer timer.Stop()
+	down, err := p.c.connectedWithin(ctx, timer)
+	if err != nil {
+		return err
+	}
+	cc := jetstream.ConsumerConfig{
+		Name: p.cfg.name + "-" + shortID(), DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: p.last.Load() + 1,
+		AckPolicy: jetstream.AckNonePolicy, MemoryStorage: true, Replicas: 1, InactiveThreshold: 5 * time.Minute,
+		HeadersOnly: p.cfg.headersOnly,
+	}
+	if p.cfg.ackAll {
+		cc.AckPolicy, cc.AckWait, cc.MaxAckPending = jetstream.AckAllPolicy, 24*time.Hour, -1
+	}
+	switch len(p.cfg.subjects) {
+	case 0:
+	case 1:
+		cc.FilterSubject = p.cfg.subjects[0]
+	default:
+		cc.FilterSubjects = p.cfg.subjects
+	}
+	// Subscribed before the consumer exists, so that a failure here leaves nothing behind on the server.
+	ch := make(chan *nats.Msg, p.cfg.maxMessages+1024)
+	inbox := p.c.nc.NewInbox()
+	sub, err := p.c.nc.ChanSubscribe(inbox, ch)
+	if err != nil {
+		return err
+	}
+	info, err := p.c.createConsumer(ctx, p.cfg.stream, cc)
+	if err != nil {
+		_ = sub.Unsubscribe()
+		return err
+	}
+	p.mu.Lock()
+	p.consumer, p.pending, p.marks = info.Name, info.NumPending, p.marks[:0]
+	p.mu.Unlock()
+	p.ch, p.sub, p.down = ch, sub, down
+	p.wantMsgs, p.wantBytes = 0, 0
+	p.handled.Store(0)
+	p.session.Add(1)
+	return nil
+}
+
+// shut forgets the consumer and deletes it if the server can be asked. A failure leaves it to its inactive threshold.
+func (p *puller) shut(ctx context.Context) error {
+	p.mu.Lock()
+	name := p.consumer
+	p.consumer, p.marks = "", p.marks[:0]
+	p.mu.Unlock()
+	if name == "" {
+		return nil
+	}
+	_ = p.sub.Unsubscribe()
+	if !p.c.Connected() {
+		return nil
+	}
+	_, err := p.c.call(ctx, &nats.Msg{Subject: p.c.api + "CONSUMER.DELETE." + p.cfg.stream + "." + name})
+	return err
+}
+
+// finish deletes the consumer of a read, also when ctx has ended, within a bound.
+func (p *puller) finish(ctx context.Context) {
+	dctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+	defer cancel()
+	_ = p.shut(dctx) // it goes by itself when this fails
+}
+
+// run handles messages until ctx ends or a callback errs. empty, if not nil, is called when all the messages that
+// matched at some moment have been handled.
+func (p *puller) run(ctx context.Context, handle func(*Msg) error, empty func() error) error {
+	failures := 0
+	for {
+		before := p.last.Load()
+		err := p.once(ctx, handle, empty)
+		var user userError
+		if errors.As(err, &user) {
+			return user.error
+		}
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if !errors.Is(err, errLost) && !Retryable(err) {
+			return err
+		}
+		if failures == 0 {
+			p.cfg.log.Info("cursor is made anew", "stream", p.cfg.stream, "seq", p.last.Load(), "err", err)
+		}
+		failures++
+		if p.last.Load() > before {
+			failures = 1
+		}
+		// Best effort and bounded: the consumer may be the very thing that does not answer.
+		dctx, cancel := context.WithTimeout(ctx, time.Second)
+		_ = p.shut(dctx)
+		cancel()
+		if err := sleep(ctx, jitter(min(20*time.Millisecond<<min(failures, 9), pullMaxBackoff), rand.Float64)); err != nil {
+			return err
+		}
+	}
+}
+
+// userError carries an error of a callback past the decision whether to go on: it ends the run, whatever its class.
+type userError struct{ error }
+
+// once is one session with one consumer. It returns errLost, a retryable error, or one that ends the run.
+func (p *puller) once(ctx context.Context, handle func(*Msg) error, empty func() error) error {
+	p.mu.Lock()
+	open := p.consumer != ""
+	p.mu.Unlock()
+	if !open {
+		if err := p.open(ctx); err != nil {
+			return classify("reading stream "+p.cfg.stream, err)
+		}
+	}
+	return p.receive(ctx, handle, empty)
+}
+
+func (p *puller) receive(ctx context.Context, handle func(*Msg) error, empty func() error) error {
+	if empty != nil && p.pending == 0 {
+		if err := empty(); err != nil {
+			return userError{err}
+		}
+	}
+	silence := time.NewTimer(pullSilence)
+	defer silence.Stop()
+	for n := 0; ; n++ {
+		if err := p.pull(); err != nil {
+			return err
+		}
+		var m *nats.Msg
+		select {
+		case m = <-p.ch:
+			if n%64 == 0 && ctx.Err() != nil {
+				return context.Cause(ctx)
+			}
+		default:
+			var err error
+			if m, err = p.await(ctx, silence); err != nil {
+				return err
+			}
+		}
+		if err := p.take(m, handle, empty); err != nil {
+			return err
+		}
+	}
+}
+
+// await waits for the next message of the server, which sends at least heartbeats.
+func (p *puller) await(ctx context.Context, silence *time.Timer) (*nats.Msg, error) {
+	silence.Reset(pullSilence)
+	select {
+	case m := <-p.ch:
+		return m, nil
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	case <-p.down:
+		return nil, fmt.Errorf("%w: %w", errLost, nats.ErrDisconnected)
+	case <-p.c.closed:
+		return nil, classify("reading stream "+p.cfg.stream, nats.ErrConnectionClosed)
+	case <-silence.C:
+		return nil, fmt.Errorf("%w: no heartbeat for %s", errLost, pullSilence)
+	}
+}
+
+// pull asks for more when half of what was asked for has come.
+func (p *puller) pull() error {
+	if p.wantMsgs > p.cfg.maxMessages/2 && p.wantBytes > p.cfg.maxBytes/2 {
+		return nil
+	}
+	msgs, size := p.cfg.maxMessages-p.wantMsgs, p.cfg.maxBytes-p.wantBytes
+	b := append(p.req[:0], `{"expires":`...)
+	b = strconv.AppendInt(b, int64(pullExpires), 10)
+	b = append(b, `,"idle_heartbeat":`...)
+	b = strconv.AppendInt(b, int64(pullHeartbeat), 10)
+	b = append(b, `,"batch":`...)
+	b = strconv.AppendInt(b, int64(msgs), 10)
+	b = append(b, `,"max_bytes":`...)
+	b = strconv.AppendInt(b, int64(size), 10)
+	p.req = append(b, '}')
+	// consumer is only changed by this goroutine.
+	err := p.c.nc.PublishRequest(p.c.api+"CONSUMER.MSG.NEXT."+p.cfg.stream+"."+p.consumer, p.sub.Subject, p.req)
+	if err != nil {
+		if errors.Is(err, nats.ErrConnectionClosed) {
+			return classify("reading stream "+p.cfg.stream, err)
+		}
+		return fmt.Errorf("%w: %w", errLost, err)
+	}
+	p.wantMsgs, p.wantBytes = p.cfg.maxMessages, p.cfg.maxBytes
+	return nil
+}
+
+// take handles one message of the server: a message of the stream, or a status.
+func (p *puller) take(m *nats.Msg, handle func(*Msg) error, empty func() error) error {
+	pos, ok := parseAckSubject(m.Reply)
+	if !ok {
+		return p.status(m)
+	}
+	p.wantMsgs--
+	p.wantBytes -= m.Size()
+	p.grown = 0
+	if pos.consumer != p.handled.Load()+1 {
+		// Something on the way was lost, or the consumer was reset by somebody.
+		return fmt.Errorf("%w: delivery %d came after %d", errLost, pos.consumer, p.handled.Load())
+	}
+	if pos.stream <= p.last.Load() {
+		p.handled.Store(pos.consumer) // a redelivery
+		return nil
+	}
+	p.msg = Msg{Subject: m.Subject, Data: m.Data, Header: m.Header, Seq: pos.stream, Time: pos.time, Pending: pos.pending}
+	if err := handle(&p.msg); err != nil {
+		return userError{err}
+	}
+	p.last.Store(pos.stream)
+	p.handled.Store(pos.consumer)
+	if p.cfg.ackAll && (pos.consumer%ackMarkEvery == 0 || len(p.ch) == 0) {
+		p.mark(pos.stream, m.Reply)
+	}
+	if empty != nil && pos.pending == 0 {
+		if err := empty(); err != nil {
+			return userError{err}
+		}
+	}
+	return nil
+}
+
+// status handles what the server says about the requests (ADR-13).
+func (p *puller) status(m *nats.Msg) error {
+	switch status := m.Header.Get(hdrStatus); status {
+	case "100":
+		return nil // heartbeat
+	case "408", "409":
+		left, err := strconv.Atoi(m.Header.Get(hdrPendingMsgs))
+		if err != nil {
+			return fmt.Errorf("%w: %s %s", errLost, status, m.Header.Get(hdrDescription))
+		}
+		size, _ := strconv.Atoi(m.Header.Get(hdrPendingBytes)) // 0 when absent
+		p.wantMsgs, p.wantBytes = max(p.wantMsgs-left, 0), max(p.wantBytes-size, 0)
+		if status == "409" {
+			p.grow(m.Header.Get(hdrDescription))
+		}
+		return nil
+	default:
+		return fmt.Errorf("%w: %s %s", errLost, status, m.Header.Get(hdrDescription))
+	}
+}
+
+// grow makes the requests larger when one was ended for its size with nothing delivered since the last: a message that
+// does not fit would otherwise be asked for in vain for ever.
+func (p *puller) grow(description string) {
+	if description != "Message Size Exceeds MaxBytes" {
+		return
+	}
+	if p.grown++; p.grown > 2 {
+		p.cfg.maxBytes = min(2*p.cfg.maxBytes, 1<<30)
+	}
+	p.wantBytes = 0
+}
+
+// mark remembers a place that can be acknowledged. Their number is bounded by forgetting every second one.
+func (p *puller) mark(seq uint64, reply string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.marks) >= ackMarks {
+		kept := p.marks[:0]
+		for i := 1; i < len(p.marks); i += 2 {
+			kept = append(kept, p.marks[i])
+		}
+		p.marks = kept
+	}
+	p.marks = append(p.marks, ackMark{seq, reply})
+}
+
+// ack acknowledges everything up to seq, as far as there is a mark.
+func (p *puller) ack(seq uint64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n := 0
+	for n < len(p.marks) && p.marks[n].seq <= seq {
+		n++
+	}
+	if n == 0 {
+		return
+	}
+	reply := p.marks[n-1].reply
+	p.marks = append(p.marks[:0], p.marks[n:]...)
+	if err := p.c.nc.Publish(reply, nil); err != nil {
+		p.lost++
+	}
+}
+
+// position is what the reply subject of a delivered message says.
+type position struct {
+	stream, consumer uint64
+	time             int64
+	pending          uint64
+}
+
+// parseAckSubject reads $JS.ACK.<stream>.<consumer>.<delivered>.<sseq>.<cseq>.<time>.<pending>, or the newer form with
+// domain and account behind $JS.ACK and a token at the end (ADR-15).
+func parseAckSubject(s string) (p position, ok bool) {
+	const prefix = "$JS.ACK."
+	if len(s) < len(prefix) || s[:len(prefix)] != prefix {
+		return p, false
+	}
+	dots := 0
+	for i := 0; i < len(s); i++ {
+		if s[i] == '.' {
+			dots++
+		}
+	}
+	skip := 5 // tokens before <sseq>
+	if dots >= 10 {
+		skip = 7
+	} else if dots != 8 {
+		return p, false
+	}
+	i := 0
+	for ; skip > 0; i++ {
+		if s[i] == '.' {
+			skip--
+		}
+	}
+	var field [4]uint64
+	for f := range field {
+		start := i
+		for i < len(s) && s[i] != '.' {
+			d := s[i] - '0'
+			if d > 9 {
+				return p, false
+			}
+			field[f] = field[f]*10 + uint64(d)
+			i++
+		}
+		if i == start {
+			return p, false
+		}
+		i++
+	}
+	return position{stream: field[0], consumer: field[1], time: int64(field[2]), pending: field[3]}, true
+}

@@ -1,0 +1,324 @@
+package main
+
+import (
+	"bytes"
+	"compress/gzip"
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"math"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"natsflow/bus"
+	"natsflow/testenv"
+)
+
+var (
+	killCount = flag.Int("kills", 30, "how often TestKill kills a worker")
+	killSeed  = flag.Uint64("seed", 0, "seed of TestKill; 0 takes one from the clock")
+)
+
+// delays is a result of the example flow.
+type delays struct {
+	Key     string  `json:"key"`
+	Flights int     `json:"flights"`
+	Late    int     `json:"late"`
+	Avg     float64 `json:"avg_delay"`
+	Worst   int     `json:"worst"`
+}
+
+// TestKill feeds the flights to a worker, the real binary on a nats-server of its
+// own, that is killed again and again at random moments and started again under
+// the same name; now and then one is frozen, and woken when another has taken its
+// place. The judge computes the results from the file, naively.
+func TestKill(t *testing.T) {
+	seed := *killSeed
+	if seed == 0 {
+		seed = uint64(time.Now().UnixNano())
+	}
+	t.Logf("go test ./cmd/natsflow -run TestKill -seed %d -kills %d", seed, *killCount)
+	k := &killer{t: t, rand: rand.New(rand.NewPCG(seed, 1)), bin: testenv.Build(t, "./cmd/natsflow"), flow: flightsDir(t)}
+	server := testenv.StartProcess(t)
+	k.url = server.URL()
+	conn, err := bus.Connect(t.Context(), bus.Config{URL: k.url})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if err := feedFlights(t.Context(), conn, k.flow, 1); err != nil { // the stream has to be there
+		t.Fatal(err)
+	}
+
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	var paces pace
+	fed := make(chan error, 1)
+	wg.Go(func() { fed <- k.feed(ctx, conn, &paces) })
+	for n := range *killCount {
+		k.round(n, conn)
+		paces.done(n+1, *killCount)
+	}
+	if err := <-fed; err != nil {
+		t.Fatal(err)
+	}
+	k.drain()
+	judge(t, conn, k.flow)
+}
+
+// pace tells the feed how much of the killing is done, so that there is something
+// to process from the first kill to the last.
+type pace struct {
+	mu      sync.Mutex
+	part    float64
+	changed chan struct{}
+}
+
+func (p *pace) done(n, of int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.part = float64(n) / float64(of)
+	if p.changed != nil {
+		close(p.changed)
+		p.changed = nil
+	}
+}
+
+func (p *pace) get() (part float64, changed <-chan struct{}) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.changed == nil {
+		p.changed = make(chan struct{})
+	}
+	return p.part, p.changed
+}
+
+type killer struct {
+	t         *testing.T
+	rand      *rand.Rand
+	bin       string
+	flow, url string
+}
+
+// feed publishes the share of the flights that belongs to the kills done, and a
+// bit more, which the next worker is to be killed over.
+func (k *killer) feed(ctx context.Context, conn *bus.Conn, p *pace) error {
+	const flights = 20_000
+	for {
+		part, changed := p.get()
+		upTo := uint64(math.Min(1, part+1.0/float64(*killCount)) * flights)
+		if err := feedFlights(ctx, conn, k.flow, max(upTo, 1)); err != nil {
+			return err
+		}
+		if upTo == flights {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// workerProc is a worker process and what it printed.
+type workerProc struct {
+	cmd *exec.Cmd
+	out *bytes.Buffer
+}
+
+func (k *killer) start() *workerProc {
+	k.t.Helper()
+	w := &workerProc{out: &bytes.Buffer{}}
+	w.cmd = exec.Command(k.bin, "worker", k.flow, "-s", k.url, "--name", "w", "--lease-ttl", "2s") //nolint:noctx // it is killed
+	w.cmd.Stdout, w.cmd.Stderr = w.out, w.out
+	if err := w.cmd.Start(); err != nil {
+		k.t.Fatal(err)
+	}
+	return w
+}
+
+// kill ends a worker with SIGKILL; it must not have ended by itself before.
+func (k *killer) kill(w *workerProc) {
+	k.t.Helper()
+	if err := w.cmd.Process.Kill(); err != nil {
+		k.t.Fatalf("kill: %v\n%s", err, w.out)
+	}
+	err := w.cmd.Wait()
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
+		k.t.Fatalf("a worker ended by itself: %v\n%s", err, w.out)
+	}
+}
+
+func (k *killer) signal(w *workerProc, sig syscall.Signal) {
+	k.t.Helper()
+	if err := w.cmd.Process.Signal(sig); err != nil {
+		k.t.Fatalf("%v: %v\n%s", sig, err, w.out)
+	}
+}
+
+// wait lets real time pass: the moment of the fault is what is random here.
+func (k *killer) wait(from, to time.Duration) {
+	<-time.After(from + time.Duration(k.rand.Int64N(int64(to-from))))
+}
+
+// round is one worker from its start to its end.
+func (k *killer) round(n int, conn *bus.Conn) {
+	w := k.start()
+	switch {
+	case n%10 == 4:
+		// Frozen for longer than its lease, then going on by itself.
+		k.wait(200*time.Millisecond, time.Second)
+		k.signal(w, syscall.SIGSTOP)
+		k.wait(500*time.Millisecond, 2500*time.Millisecond)
+		k.signal(w, syscall.SIGCONT)
+		k.wait(100*time.Millisecond, time.Second)
+	case n%10 == 9:
+		// Frozen, and woken when another process has its place and has worked.
+		k.wait(200*time.Millisecond, time.Second)
+		k.signal(w, syscall.SIGSTOP)
+		next := k.start()
+		k.wait(time.Second, 2500*time.Millisecond)
+		k.signal(w, syscall.SIGCONT)
+		k.wait(50*time.Millisecond, 500*time.Millisecond)
+		k.kill(next)
+		_ = w.cmd.Process.Kill() // it may have seen by now that it was replaced
+		_ = w.cmd.Wait()
+		return
+	case k.rand.IntN(5) == 0:
+		k.wait(0, 150*time.Millisecond) // while it starts
+	default:
+		k.wait(150*time.Millisecond, 900*time.Millisecond)
+	}
+	k.kill(w)
+	if info, err := conn.Stream(k.t.Context(), "DELAYS"); err == nil {
+		k.t.Logf("kill %d: %d messages in DELAYS", n+1, info.LastSeq)
+	}
+}
+
+// drain lets a last worker process the rest and stop at the head.
+func (k *killer) drain() {
+	k.t.Helper()
+	w := k.start()
+	defer func() {
+		_ = w.cmd.Process.Kill() // it has ended, unless the test has failed
+	}()
+	out, err := exec.Command(k.bin, "drain", "flights", "-s", k.url, "--at", "head", "--wait", "30s").CombinedOutput() //nolint:noctx // bounded by --wait
+	if err != nil {
+		k.t.Fatalf("drain: %v\n%s\nworker:\n%s", err, out, w.out)
+	}
+	k.t.Logf("%s", out)
+	if err := w.cmd.Wait(); err != nil {
+		k.t.Fatalf("the last worker: %v\n%s", err, w.out)
+	}
+}
+
+// judge compares the results in DELAYS with a naive computation over the file.
+func judge(t *testing.T, conn *bus.Conn, dir string) {
+	t.Helper()
+	want := naive(t, filepath.Join(dir, "flights.ndjson.gz"))
+	got := map[string][]delays{}
+	total := 0
+	err := readStream(t.Context(), conn, bus.CursorConfig{Stream: "DELAYS", Subjects: []string{"delays.*"}}, func(m *bus.Msg) {
+		var d delays
+		if err := json.Unmarshal(m.Data, &d); err != nil {
+			t.Errorf("result %d is not JSON: %v", m.Seq, err)
+		}
+		if m.Subject != "delays."+d.Key {
+			t.Errorf("result %d of key %s has subject %s", m.Seq, d.Key, m.Subject)
+		}
+		got[d.Key] = append(got[d.Key], d)
+		total++
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for key, results := range want {
+		if err := compare(results, got[key]); err != nil {
+			t.Errorf("key %s: %v", key, err)
+		}
+		delete(got, key)
+	}
+	for key := range got {
+		t.Errorf("key %s has results and no flights", key)
+	}
+	t.Logf("%d results of %d keys", total, len(want))
+}
+
+// naive computes all results, by key, in order.
+func naive(t *testing.T, file string) map[string][]delays {
+	t.Helper()
+	f, err := os.Open(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	z, err := gzip.NewReader(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := io.ReadAll(z)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := map[string][]delays{}
+	sums := map[string]int{}
+	for line := range strings.Lines(string(text)) {
+		var flight struct {
+			Origin string
+			Delay  *int
+		}
+		if err := json.Unmarshal([]byte(line), &flight); err != nil {
+			t.Fatal(err)
+		}
+		if flight.Delay == nil {
+			continue
+		}
+		d := delays{Key: flight.Origin, Worst: math.MinInt}
+		if before := all[d.Key]; len(before) > 0 {
+			d = before[len(before)-1]
+		}
+		d.Flights++
+		if *flight.Delay > 15 {
+			d.Late++
+		}
+		sums[d.Key] += *flight.Delay
+		d.Avg = float64(sums[d.Key]) / float64(d.Flights)
+		d.Worst = max(d.Worst, *flight.Delay)
+		all[d.Key] = append(all[d.Key], d)
+	}
+	return all
+}
+
+// compare looks for the first result that differs.
+func compare(want, got []delays) error {
+	for i, w := range want {
+		if i == len(got) {
+			return fmt.Errorf("%d results are missing after %+v", len(want)-i, w)
+		}
+		g := got[i]
+		if math.Abs(g.Avg-w.Avg) < 1e-9 {
+			g.Avg = w.Avg
+		}
+		if g != w {
+			return fmt.Errorf("result %d is %+v, want %+v", i+1, g, w)
+		}
+	}
+	if len(got) > len(want) {
+		return fmt.Errorf("%d results too many, from %+v", len(got)-len(want), got[len(want)])
+	}
+	return nil
+}

@@ -1,0 +1,41 @@
+package main
+
+import (
+	"cmp"
+	"io"
+	"log/slog"
+	"sync"
+)
+
+// LogFlags say what is logged, and how. Logs go to standard error.
+type LogFlags struct {
+	LogFormat string `enum:"auto,text,json" default:"auto" group:"log" help:"text, json, or auto: text on a terminal, JSON otherwise."`
+	LogLevel  string `enum:",debug,info,warn,error" default:"" placeholder:"LEVEL" group:"log" help:"The least that is logged: debug, info, warn or error (default info, for dev warn)."`
+}
+
+// logger makes the logger that the flags ask for; least is the level without
+// one.
+func (f *LogFlags) logger(c *Console, to io.Writer, least slog.Level) *slog.Logger {
+	switch f.LogLevel {
+	case "debug":
+		least = slog.LevelDebug
+	case "info":
+		least = slog.LevelInfo
+	case "warn":
+		least = slog.LevelWarn
+	case "error":
+		least = slog.LevelError
+	}
+	opts := &slog.HandlerOptions{Level: least}
+	format := cmp.Or(f.LogFormat, "auto")
+	if format == "text" || (format == "auto" && c.ErrTerminal) {
+		return slog.New(slog.NewTextHandler(to, opts))
+	}
+	return slog.New(slog.NewJSONHandler(to, opts))
+}
+
+// warnings is the logger of commands that only ask: what goes wrong on the way is
+// for the person who waits, in lines like those of errors.
+func (c *Console) warnings() *slog.Logger {
+	return slog.New(&noteHandler{to: c.Err, mu: &sync.Mutex{}})
+}

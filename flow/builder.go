@@ -1,0 +1,251 @@
+package flow
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"time"
+)
+
+// DefaultPartitions is the number of partitions of a flow that does not say.
+const DefaultPartitions = 16
+
+// MaxPartitions bounds the number of partitions of a flow.
+const MaxPartitions = 4096
+
+// DefaultCommitInterval is the longest time that a busy task waits with its
+// next commit unless the flow says another.
+const DefaultCommitInterval = 100 * time.Millisecond
+
+// OnError says what becomes of a record that cannot be decoded or whose step
+// returns an error or panics.
+type OnError int
+
+// The ways to deal with a record that fails.
+const (
+	// DeadLetter publishes the record with its error to the dead-letter stream
+	// and goes on.
+	DeadLetter OnError = iota
+	// Stop commits everything before the record and stops the worker there.
+	Stop
+)
+
+// Delivery says what a crash may do to the results.
+type Delivery int
+
+// The delivery guarantees.
+const (
+	// ExactlyOnce stores results with the commit and publishes them after it.
+	ExactlyOnce Delivery = iota
+	// AtLeastOnce publishes results before the commit, for the lowest latency;
+	// a crash may publish some of them again.
+	AtLeastOnce
+)
+
+// Options of a flow.
+type Options struct {
+	// Partitions is the number of key groups, 1 to [MaxPartitions]. It is fixed
+	// when the flow first runs. Defaults to [DefaultPartitions].
+	Partitions int
+	// OnError defaults to [DeadLetter].
+	OnError OnError
+	// Delivery defaults to [ExactlyOnce].
+	Delivery Delivery
+	// CommitInterval bounds how long a busy task waits with its next commit.
+	// Defaults to [DefaultCommitInterval].
+	CommitInterval time.Duration
+	// Definition is a text that stands for the logic of the steps, such as the
+	// YAML file of the flow; it goes into [Flow.Hash].
+	Definition string
+}
+
+// Builder collects the steps of a flow. Its mistakes are reported by Build,
+// all together.
+type Builder struct {
+	name    string
+	opts    Options
+	steps   []StepInfo
+	ids     map[string]bool
+	sources []sourceNode
+	keys    []keyNode
+	sinks   []SinkInfo
+	dead    int
+	control int
+	errs    []error
+}
+
+// SourceInfo describes a source of a flow.
+type SourceInfo struct {
+	// Step is the id of the source step.
+	Step string
+	// Stream is the name of the JetStream stream.
+	Stream string
+	// Subjects filters the stream; empty takes all of it.
+	Subjects []string
+}
+
+// SinkKind says what a sink is.
+type SinkKind string
+
+// The kinds of sinks.
+const (
+	SinkStream  SinkKind = "stream"
+	SinkBucket  SinkKind = "kv"
+	SinkDead    SinkKind = "dead-letter"
+	SinkControl SinkKind = "control"
+)
+
+// SinkInfo describes a sink of a flow.
+type SinkInfo struct {
+	// Step is the id of the sink step; empty for the dead-letter and the
+	// control sink, which belong to the flow.
+	Step string
+	// Kind of the sink.
+	Kind SinkKind
+	// Name of the stream or the bucket. The runtime names the dead-letter and
+	// the control stream.
+	Name string
+	// Subjects that the sink publishes to, with wildcards; for a bucket, empty.
+	Subjects []string
+}
+
+// StepInfo describes a step of a flow.
+type StepInfo struct {
+	// ID is stable across versions of the flow; state is stored under it.
+	ID string
+	// Kind such as "map" or "aggregate".
+	Kind string
+	// Stateful steps keep state for each key.
+	Stateful bool
+	// Version of the stored state; 0 without state.
+	Version int
+	// Keyed steps come after a KeyBy and run in a task.
+	Keyed bool
+}
+
+var nameRE = regexp.MustCompile(`^[a-z0-9](?:[a-z0-9-]*[a-z0-9])?$`)
+
+// ValidName reports whether a name may be a flow's: lower-case letters, digits
+// and inner hyphens, at most 63 of them.
+func ValidName(name string) bool { return len(name) <= 63 && nameRE.MatchString(name) }
+
+// New starts a flow. Its name is the identity of its state; see [ValidName].
+func New(name string, opts Options) *Builder {
+	b := &Builder{name: name, opts: opts, ids: map[string]bool{}, dead: -1, control: -1}
+	if !ValidName(name) {
+		b.errorf("flow %q: a name has lower-case letters, digits and inner hyphens, at most 63", name)
+	}
+	if b.opts.Partitions == 0 {
+		b.opts.Partitions = DefaultPartitions
+	}
+	if b.opts.Partitions < 1 || b.opts.Partitions > MaxPartitions {
+		b.errorf("flow %q: %d partitions, 1 to %d are possible", name, b.opts.Partitions, MaxPartitions)
+		b.opts.Partitions = DefaultPartitions
+	}
+	if b.opts.CommitInterval == 0 {
+		b.opts.CommitInterval = DefaultCommitInterval
+	}
+	if b.opts.CommitInterval < 0 {
+		b.errorf("flow %q: negative commit interval %v", name, b.opts.CommitInterval)
+	}
+	if b.opts.OnError == DeadLetter {
+		b.dead = b.sink(SinkInfo{Kind: SinkDead})
+	}
+	return b
+}
+
+func (b *Builder) errorf(format string, args ...any) {
+	b.errs = append(b.errs, fmt.Errorf(format, args...))
+}
+
+// step registers a step; an empty id is made from the kind and a number.
+func (b *Builder) step(info StepInfo) int {
+	if info.ID == "" {
+		if info.Stateful {
+			b.errorf("%s: a stateful step needs an id: its state is stored under it", info.Kind)
+		}
+		for n := len(b.steps) + 1; info.ID == "" || b.ids[info.ID]; n++ {
+			info.ID = fmt.Sprintf("%s-%d", info.Kind, n)
+		}
+	}
+	if b.ids[info.ID] {
+		b.errorf("step %q: the id is used twice", info.ID)
+	}
+	b.ids[info.ID] = true
+	b.steps = append(b.steps, info)
+	return len(b.steps) - 1
+}
+
+func (b *Builder) sink(info SinkInfo) int {
+	b.sinks = append(b.sinks, info)
+	return len(b.sinks) - 1
+}
+
+// Build checks the flow and returns it. The error joins everything that is
+// wrong with it.
+func (b *Builder) Build() (*Flow, error) {
+	if len(b.sources) == 0 {
+		b.errorf("flow %q: no source", b.name)
+	}
+	if !slices.ContainsFunc(b.sinks, func(s SinkInfo) bool { return s.Kind == SinkStream || s.Kind == SinkBucket }) {
+		b.errorf("flow %q: no sink: end it with To, ToKV or a step that stops it", b.name)
+	}
+	if err := errors.Join(b.errs...); err != nil {
+		return nil, err
+	}
+	return &Flow{
+		name: b.name, opts: b.opts, steps: b.steps, sources: b.sources, keys: b.keys,
+		sinks: b.sinks, dead: b.dead, control: b.control,
+	}, nil
+}
+
+// Flow is a built dataflow. It is immutable and safe for concurrent use; the
+// routers and tasks made from it are not.
+type Flow struct {
+	name    string
+	opts    Options
+	steps   []StepInfo
+	sources []sourceNode
+	keys    []keyNode
+	sinks   []SinkInfo
+	dead    int
+	control int
+}
+
+// Name returns the flow's name.
+func (f *Flow) Name() string { return f.name }
+
+// Options returns the options with their defaults filled in.
+func (f *Flow) Options() Options { return f.opts }
+
+// Steps returns the steps in the order of their making.
+func (f *Flow) Steps() []StepInfo { return slices.Clone(f.steps) }
+
+// Sinks returns the sinks; an output names its sink by the index in it.
+func (f *Flow) Sinks() []SinkInfo { return slices.Clone(f.sinks) }
+
+// Sources returns the sources.
+func (f *Flow) Sources() []SourceInfo {
+	infos := make([]SourceInfo, len(f.sources))
+	for i, s := range f.sources {
+		infos[i] = s.info()
+	}
+	return infos
+}
+
+// Hash identifies the definition of the flow: its partitions, sources, steps
+// and [Options.Definition]. 16 hexadecimal digits.
+func (f *Flow) Hash() string {
+	h := sha256.New()
+	fmt.Fprintf(h, "%s\n%d\n%q\n", f.name, f.opts.Partitions, f.opts.Definition)
+	for _, s := range f.Sources() {
+		fmt.Fprintf(h, "source %q %q %q\n", s.Step, s.Stream, s.Subjects)
+	}
+	for _, s := range f.steps {
+		fmt.Fprintf(h, "step %q %q %v %d\n", s.ID, s.Kind, s.Stateful, s.Version)
+	}
+	return hex.EncodeToString(h.Sum(nil))[:16]
+}

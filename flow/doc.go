@@ -1,0 +1,40 @@
+// Package flow is the dataflow API of natsflow: sources, steps with and without
+// state, and sinks, typed and pure.
+//
+// # A flow
+//
+// A flow is built once and run by package worker:
+//
+//	b := flow.New("orders", flow.Options{})
+//	orders := flow.From(b, flow.Source{Stream: "ORDERS"}, flow.DecodeJSON[Order]())
+//	paid := flow.Filter(orders, func(_ *flow.Meta, o Order) (bool, error) { return o.Paid, nil })
+//	keyed := flow.KeyBy(paid, func(_ *flow.Meta, o Order) (string, error) { return o.Customer, nil })
+//	totals := flow.Stateful(keyed, "total", flow.JSONState[Total](1, nil), addOrder)
+//	flow.To(totals, flow.Sink[Total]{...})
+//	f, err := b.Build()
+//
+// Mistakes, such as a step id that is used twice, are reported by Build.
+//
+// # Purity
+//
+// The package knows no clock, no goroutine and no I/O: records go in, state and
+// an outbox come out. What a function of a step sees besides the value is in
+// [Meta]. A function must depend on nothing else that changes, or the results
+// after a crash differ from those before it.
+//
+// # How it runs
+//
+// A [Router] runs the steps before the key for one source and sorts the records
+// by partition; a [Task] runs the others for one partition and owns its state.
+// Both bind the steps to closures that call each other with typed values, so
+// that no record is boxed and nothing is looked up on its way. A task is sealed
+// now and then: what changed since the last seal is a [Sealed], a byte string of
+// state and one of results, which the runtime stores in one write. Loading the
+// images of state in order brings a new task to the same point.
+//
+// # Failures
+//
+// A record that cannot be decoded, or whose step returns an error or panics, is
+// put into the outbox as a dead letter, with the original payload; with [Stop]
+// the flow stops before it.
+package flow

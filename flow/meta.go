@@ -1,0 +1,42 @@
+package flow
+
+import "time"
+
+// Meta is what is known of a record besides its value: where it stands in its
+// source and, after a KeyBy, its key. A step gets a pointer to it that is valid
+// during the call only.
+type Meta struct {
+	// Stream is the name of the source stream.
+	Stream string
+	// Subject is the subject under which the source holds the record.
+	Subject string
+	// Seq is the record's sequence in the source stream.
+	Seq uint64
+	// Key is the record's key; empty before a KeyBy.
+	Key string
+
+	nanos     int64
+	raw       []byte
+	drop      bool
+	unchanged bool
+}
+
+// Time returns the timestamp that the source stream gave the record. It never
+// goes back within one stream.
+func (m *Meta) Time() time.Time { return time.Unix(0, m.nanos).UTC() }
+
+// UnixNano returns [Meta.Time] in nanoseconds since 1970.
+func (m *Meta) UnixNano() int64 { return m.nanos }
+
+// Raw returns the payload of the source record, unchanged by the steps before.
+// It must not be modified.
+func (m *Meta) Raw() []byte { return m.raw }
+
+// DropState makes the stateful step that is running forget the state of this
+// key when its function returns; the next record of the key starts anew.
+func (m *Meta) DropState() { m.drop = true }
+
+// Unchanged tells the stateful step that is running that its function did not
+// change the state, so that nothing has to be stored for this record. It is an
+// optimisation; a change made all the same is not stored until the next one.
+func (m *Meta) Unchanged() { m.unchanged = true }

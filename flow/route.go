@@ -1,0 +1,302 @@
+package flow
+
+import (
+	"fmt"
+	"sync"
+)
+
+// Source names a JetStream stream to read.
+type Source struct {
+	// Stream is its name.
+	Stream string
+	// Subjects filters it; empty takes all of it.
+	Subjects []string
+}
+
+type sourceNode interface {
+	info() SourceInfo
+	bind(in *instance) func(m *Meta, data []byte)
+}
+
+type source[T any] struct {
+	inf    SourceInfo
+	step   int
+	decode Decoder[T]
+	out    *hub[T]
+}
+
+func (s *source[T]) info() SourceInfo { return s.inf }
+
+func (s *source[T]) bind(in *instance) func(m *Meta, data []byte) {
+	next := s.out.bind(in)
+	return func(m *Meta, data []byte) {
+		in.step = s.step
+		v, err := s.decode(m, data)
+		if err != nil {
+			in.fail(s.step, m, fmt.Errorf("decode: %w", err))
+			return
+		}
+		next(m, v)
+	}
+}
+
+// From reads a stream. Each stream can be read once; several steps may follow.
+func From[T any](b *Builder, src Source, decode Decoder[T], opts ...StepOption) Stream[T] {
+	out := Stream[T]{b: b, hub: &hub[T]{}}
+	for _, s := range b.sources {
+		if s.info().Stream == src.Stream {
+			b.errorf("source %q is read twice: read it once and let several steps follow", src.Stream)
+		}
+	}
+	if src.Stream == "" {
+		b.errorf("source: no stream is named")
+	}
+	step := out.step("source", opts)
+	b.sources = append(b.sources, &source[T]{
+		inf:  SourceInfo{Step: b.steps[step].ID, Stream: src.Stream, Subjects: src.Subjects},
+		step: step, decode: decode, out: out.hub,
+	})
+	return out
+}
+
+// keyNode is the place where records leave the router for the tasks.
+type keyNode interface {
+	bindTask(in *instance) any
+	newColumn() column
+}
+
+type keyBy[T any] struct {
+	index int
+	out   *hub[T]
+}
+
+func (k *keyBy[T]) bindTask(in *instance) any { return k.out.bind(in) }
+func (k *keyBy[T]) newColumn() column         { return &typedColumn[T]{key: k.index} }
+
+// column holds the records of one key step on their way to one partition.
+type column interface {
+	play(t *Task, from, to int)
+	reset()
+}
+
+// typedColumn keeps the records as they are, unboxed.
+type typedColumn[T any] struct {
+	key   int
+	items []item[T]
+}
+
+type item[T any] struct {
+	seq     uint64
+	nanos   int64
+	subject string
+	key     string
+	raw     []byte
+	value   T
+}
+
+func (c *typedColumn[T]) reset() {
+	clear(c.items)
+	c.items = c.items[:0]
+}
+
+// play runs the items through the task. A panic of a step costs the record that
+// it happened in, not the batch.
+func (c *typedColumn[T]) play(t *Task, from, to int) {
+	next := t.in.keyed(c.key).(emit[T])
+	for from < to && t.halted == nil {
+		from = c.playUntilPanic(t, next, from, to)
+	}
+}
+
+func (c *typedColumn[T]) playUntilPanic(t *Task, next emit[T], from, to int) (done int) {
+	i := from
+	defer func() {
+		if r := recover(); r != nil {
+			t.panicked(r)
+			done = i + 1
+		}
+	}()
+	m := &t.meta
+	for ; i < to; i++ {
+		it := &c.items[i]
+		m.Seq, m.nanos, m.Subject, m.Key, m.raw = it.seq, it.nanos, it.subject, it.key, it.raw
+		next(m, it.value)
+	}
+	return i
+}
+
+// KeyBy gives each record a key. Records of one key are processed in order, and
+// the steps that follow can keep state for each key.
+func KeyBy[T any](s Stream[T], key func(m *Meta, v T) (string, error), opts ...StepOption) Stream[T] {
+	step := s.step("key", opts)
+	if s.keyed {
+		s.b.errorf("step %q: the stream has a key already; a second key needs an exchange between tasks, which this version does not have", s.b.steps[step].ID)
+		return s
+	}
+	// Column 0 is the dead letters' (see Router.deadLetter).
+	node := &keyBy[T]{index: len(s.b.keys) + 1, out: &hub[T]{}}
+	s.b.keys = append(s.b.keys, node)
+	s.hub.subscribe(func(in *instance) emit[T] {
+		r := in.router
+		return func(m *Meta, v T) {
+			in.step = step
+			k, err := key(m, v)
+			if err != nil {
+				in.fail(step, m, err)
+				return
+			}
+			p := Partition(k, r.f.opts.Partitions)
+			if m.Seq <= r.seen[p] {
+				return
+			}
+			b := r.batch(p)
+			c := b.columns[node.index].(*typedColumn[T])
+			c.items = append(c.items, item[T]{m.Seq, m.nanos, m.Subject, k, m.raw, v})
+			b.ran(node.index)
+		}
+	})
+	return Stream[T]{b: s.b, hub: node.out, keyed: true}
+}
+
+// keyedBySubject is for sinks on a stream without a key: the records of one
+// subject keep their order.
+func keyedBySubject[T any](s Stream[T]) Stream[T] {
+	if s.keyed {
+		return s
+	}
+	return KeyBy(s, func(m *Meta, _ T) (string, error) { return m.Subject, nil })
+}
+
+// Batch is what a router collected for one partition. It is played by the
+// partition's task and then released.
+type Batch struct {
+	// Partition whose task is to play it.
+	Partition int
+
+	source  string
+	pool    *sync.Pool
+	columns []column
+	runs    []run
+	records int
+}
+
+// run is a number of records of one column; the runs of a batch keep the order
+// in which the records came when a source has several key steps.
+type run struct{ column, n int }
+
+func (b *Batch) ran(column int) {
+	b.records++
+	if n := len(b.runs); n > 0 && b.runs[n-1].column == column {
+		b.runs[n-1].n++
+		return
+	}
+	b.runs = append(b.runs, run{column, 1})
+}
+
+// Len returns the number of records in it.
+func (b *Batch) Len() int { return b.records }
+
+// Release gives the batch back to its router. It must not be used afterwards.
+func (b *Batch) Release() {
+	for _, c := range b.columns {
+		c.reset()
+	}
+	b.runs, b.records = b.runs[:0], 0
+	b.pool.Put(b)
+}
+
+// Router runs the steps before the key on the records of one source and sorts
+// them by partition. It is not safe for concurrent use.
+type Router struct {
+	f       *Flow
+	in      *instance
+	route   func(m *Meta, data []byte)
+	meta    Meta
+	batches []*Batch
+	touched []int
+	// seen is, for each partition, the last sequence that its task has applied.
+	seen []uint64
+	pool sync.Pool
+}
+
+// Router makes a router for the source with that index in [Flow.Sources].
+func (f *Flow) Router(source int) *Router {
+	r := &Router{f: f, batches: make([]*Batch, f.opts.Partitions), seen: make([]uint64, f.opts.Partitions)}
+	r.in = &instance{f: f, memo: map[any]any{}, router: r}
+	r.meta.Stream = f.sources[source].info().Stream
+	r.route = f.sources[source].bind(r.in)
+	r.pool.New = func() any {
+		b := &Batch{source: r.meta.Stream, pool: &r.pool, columns: make([]column, 1+len(f.keys))}
+		b.columns[0] = &typedColumn[*StepError]{}
+		for i, k := range f.keys {
+			b.columns[i+1] = k.newColumn()
+		}
+		return b
+	}
+	return r
+}
+
+// Seen tells the router that the task of a partition has applied every record up
+// to seq, so that these are dropped when they are read again.
+func (r *Router) Seen(partition int, seq uint64) { r.seen[partition] = seq }
+
+func (r *Router) batch(p int) *Batch {
+	b := r.batches[p]
+	if b == nil {
+		b = r.pool.Get().(*Batch)
+		b.Partition = p
+		r.batches[p] = b
+		r.touched = append(r.touched, p)
+	}
+	return b
+}
+
+// Route runs one record of the source up to its key. data is kept until the
+// batches that it went to are released; subject and nanos (the stream's
+// timestamp in nanoseconds since 1970) describe the record. With [Stop] a record
+// that fails is returned as a *StepError; what the router holds must not be
+// played then, since it may hold a part of the record.
+func (r *Router) Route(subject string, seq uint64, nanos int64, data []byte) (err error) {
+	m := &r.meta
+	m.Subject, m.Seq, m.nanos, m.Key, m.raw = subject, seq, nanos, "", data
+	defer func() {
+		if p := recover(); p != nil {
+			if h, ok := p.(halt); ok {
+				err = h.err
+				return
+			}
+			e := &StepError{Step: r.f.stepID(r.in.step), Stream: m.Stream, Subject: subject, Seq: seq, Err: panicError(p)}
+			if r.f.opts.OnError == Stop {
+				err = e
+				return
+			}
+			r.deadLetter(m, e)
+		}
+	}()
+	r.route(m, data)
+	return nil
+}
+
+// deadLetter routes a record that has no key: its sequence chooses the task
+// that publishes it with its commit.
+func (r *Router) deadLetter(m *Meta, e *StepError) {
+	p := int(m.Seq % uint64(r.f.opts.Partitions))
+	if m.Seq <= r.seen[p] {
+		return
+	}
+	b := r.batch(p)
+	c := b.columns[0].(*typedColumn[*StepError])
+	c.items = append(c.items, item[*StepError]{m.Seq, m.nanos, m.Subject, "", m.raw, e})
+	b.ran(0)
+}
+
+// Take calls fn with each batch that has records and leaves the router empty.
+// The batches belong to fn.
+func (r *Router) Take(fn func(*Batch)) {
+	for _, p := range r.touched {
+		b := r.batches[p]
+		r.batches[p] = nil
+		fn(b)
+	}
+	r.touched = r.touched[:0]
+}

@@ -1,0 +1,276 @@
+package flowspec
+
+import (
+	"fmt"
+	"strings"
+
+	"natsflow/flow"
+)
+
+// aggregateFn is a function of an aggregate. The numbers are stored with the
+// state.
+type aggregateFn uint8
+
+const (
+	aggRecords aggregateFn = iota // count()
+	aggCount                      // count(x)
+	aggCountIf
+	aggSum
+	aggMin
+	aggMax
+	aggAvg
+	aggFirst
+	aggLast
+)
+
+var aggregateNames = []string{"count", "count_if", "sum", "min", "max", "avg", "first", "last"}
+
+func (fn aggregateFn) String() string {
+	switch fn {
+	case aggRecords:
+		return "count()"
+	case aggCount:
+		return "count"
+	}
+	if fn <= aggLast {
+		return aggregateNames[fn-1]
+	}
+	return fmt.Sprintf("function %d", uint8(fn))
+}
+
+func aggregateByName(name string) (aggregateFn, bool) {
+	for fn := aggCount; fn <= aggLast; fn++ {
+		if fn.String() == name {
+			return fn, true
+		}
+	}
+	return 0, false
+}
+
+// aggregate is the work of an aggregate step.
+type aggregate struct {
+	members []aggregateMember
+	// slots are the members that keep something of their own; count() shares
+	// the number of records.
+	slots []*aggregateMember
+}
+
+type aggregateMember struct {
+	name string
+	// prefix of the member in a result, such as `,"flights":`.
+	prefix string
+	fn     aggregateFn
+	arg    *expression
+	// slot is the index in the group's accumulators; -1 for count().
+	slot int
+}
+
+func (m *aggregateMember) String() string {
+	if m.arg == nil {
+		return m.fn.String()
+	}
+	return fmt.Sprintf("%s(%s)", m.fn, m.arg.text)
+}
+
+// finish fills in what follows from the members.
+func (a *aggregate) finish() {
+	for i := range a.members {
+		m := &a.members[i]
+		m.prefix = "," + string(appendString(nil, m.name)) + ":"
+		m.slot = -1
+		if m.fn != aggRecords {
+			m.slot = len(a.slots)
+			a.slots = append(a.slots, m)
+		}
+	}
+}
+
+// group is the state of one key.
+type group struct {
+	records int64
+	accs    []acc
+}
+
+// acc is what one member keeps for one key. Which fields are used depends on the
+// function.
+type acc struct {
+	// n counts the values that were not null, or the records that satisfied the
+	// condition.
+	n int64
+	// float is the sum of the values that are floats.
+	float float64
+	// val is the value of min, max, first and last. For sum and avg its bits are
+	// the sum of the integers, and its kind is that of the whole sum.
+	val value
+}
+
+// maxStack is the number of accumulators that are tried on the stack.
+const maxStack = 8
+
+// add folds a record into a group. It changes nothing when it returns an error:
+// the new accumulators take their place when all of them are there.
+func (a *aggregate) add(m *flow.Meta, g *group, r record) error {
+	if len(a.slots) == 0 {
+		g.records++
+		return nil
+	}
+	var stack [maxStack]acc
+	next := append(stack[:0], g.accs...)
+	if g.accs == nil {
+		next = append(next, make([]acc, len(a.slots))...)
+	}
+	for i, member := range a.slots {
+		v, err := member.arg.eval(m, r)
+		if err == nil {
+			err = next[i].add(member.fn, v)
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %v: %w", member.name, member, err)
+		}
+	}
+	g.records++
+	if g.accs == nil {
+		g.accs = make([]acc, len(a.slots))
+	}
+	copy(g.accs, next)
+	return nil
+}
+
+func (c *acc) add(fn aggregateFn, v value) error {
+	if fn == aggCountIf {
+		ok, err := condition(v)
+		if ok {
+			c.n++
+		}
+		return err
+	}
+	if v.isNull() {
+		return nil
+	}
+	switch fn {
+	case aggCount:
+		c.n++
+	case aggSum, aggAvg:
+		return c.addNumber(v)
+	case aggFirst:
+		if c.val.isNull() {
+			c.keep(v)
+		}
+	case aggLast:
+		c.keep(v)
+	case aggMin, aggMax:
+		if c.val.isNull() {
+			if v.kind == kindJSON {
+				return fmt.Errorf("%v has no order", v.kind)
+			}
+			c.keep(v)
+			return nil
+		}
+		order, err := compareScalars(v, c.val)
+		if err != nil {
+			return err
+		}
+		if fn == aggMin && order < 0 || fn == aggMax && order > 0 {
+			c.keep(v)
+		}
+	}
+	return nil
+}
+
+// addNumber keeps the integers apart from the floats, so that a sum of integers
+// is exact; floats are added in the order of the records.
+func (c *acc) addNumber(v value) error {
+	switch v.kind {
+	case kindInt:
+		sum, ok := addInt(c.val.int(), v.int())
+		if !ok {
+			return errOverflow
+		}
+		if c.val.kind == kindNull {
+			c.val.kind = kindInt
+		}
+		c.val.bits = uint64(sum)
+	case kindUint:
+		return errOverflow
+	case kindFloat:
+		c.float += v.float()
+		c.val.kind = kindFloat
+		if _, err := finite(c.float); err != nil {
+			return err
+		}
+	default:
+		return fmt.Errorf("%v is not a number", v.kind)
+	}
+	c.n++
+	return nil
+}
+
+// keep stores a value; a text is copied, since it may point into a payload.
+func (c *acc) keep(v value) {
+	if v == c.val {
+		return
+	}
+	v.str = strings.Clone(v.str)
+	c.val = v
+}
+
+// compareScalars orders two values of one type: numbers, texts by their bytes,
+// and false before true.
+func compareScalars(a, b value) (int, error) {
+	switch {
+	case a.isNumber() && b.isNumber():
+		return compareNumbers(a, b), nil
+	case a.kind == b.kind && a.kind == kindString:
+		return strings.Compare(a.str, b.str), nil
+	case a.kind == b.kind && a.kind == kindBool:
+		return compare(a.bits, b.bits), nil
+	}
+	return 0, fmt.Errorf("%v cannot be ordered with %v", a.kind, b.kind)
+}
+
+// value is the result of a member.
+func (m *aggregateMember) value(g *group) value {
+	if m.slot < 0 {
+		return intValue(g.records)
+	}
+	c := &g.accs[m.slot]
+	switch m.fn {
+	case aggCount, aggCountIf:
+		return intValue(c.n)
+	case aggSum:
+		if c.val.kind == kindFloat {
+			return floatValue(c.float + float64(c.val.int()))
+		}
+	case aggAvg:
+		if c.n == 0 {
+			return value{}
+		}
+		return floatValue((c.float + float64(c.val.int())) / float64(c.n))
+	}
+	return c.val
+}
+
+// member looks a member of a result up by its name.
+func (a *aggregate) member(m *flow.Meta, g *group, name string) value {
+	if name == "key" {
+		return stringValue(m.Key)
+	}
+	for i := range a.members {
+		if a.members[i].name == name {
+			return a.members[i].value(g)
+		}
+	}
+	return value{}
+}
+
+// appendResult appends the result of a group as JSON.
+func (a *aggregate) appendResult(dst []byte, m *flow.Meta, g *group) []byte {
+	dst = append(dst, `{"key":`...)
+	dst = appendString(dst, m.Key)
+	for i := range a.members {
+		member := &a.members[i]
+		dst = append(dst, member.prefix...)
+		dst = member.value(g).appendJSON(dst)
+	}
+	return append(dst, '}')
+}

@@ -1,0 +1,239 @@
+package flowspec
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"natsflow/flow"
+)
+
+// Build makes the flow. Its errors are those of flow.Builder; a Spec that Parse
+// has returned gives none.
+func (s *Spec) Build() (*flow.Flow, error) {
+	b := flow.New(s.Name, flow.Options{
+		Partitions: s.Partitions, OnError: s.OnError, Delivery: s.Delivery,
+		CommitInterval: s.CommitInterval, Definition: s.definition(),
+	})
+	decode := decodeJSON
+	switch s.Source.Format {
+	case Text:
+		decode = decodeText
+	case Bytes:
+		decode = decodeBytes
+	}
+	stream := flow.From(b, flow.Source{Stream: s.Source.Stream, Subjects: s.Source.Subjects}, decode, flow.ID(sourceID))
+	for _, st := range s.steps {
+		stream = st.build(stream)
+	}
+	f, err := b.Build()
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", s.File, err)
+	}
+	return f, nil
+}
+
+// definition is the canonical text of what the flow does: the same for files
+// that differ only in layout, comments or settings.
+func (s *Spec) definition() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "format %s\n", s.Source.Format)
+	for _, st := range s.steps {
+		fmt.Fprintf(&b, "%s %s %s\n", st.head().id, st.head().kind, st.text())
+	}
+	return b.String()
+}
+
+func (st *filterStep) text() string { return st.cond.text }
+
+func (st *filterStep) build(in flow.Stream[record]) flow.Stream[record] {
+	return flow.Filter(in, st.cond.condition, st.options()...)
+}
+
+func (st *mapStep) text() string {
+	var parts []string
+	for _, m := range st.members {
+		parts = append(parts, m.name+" = "+m.expr.text)
+	}
+	return strings.Join(parts, ", ")
+}
+
+func (st *mapStep) build(in flow.Stream[record]) flow.Stream[record] {
+	size := 2
+	for _, m := range st.members {
+		size += len(m.prefix) + 24
+	}
+	return flow.Map(in, func(m *flow.Meta, r record) (record, error) {
+		dst := append(make([]byte, 0, size), '{')
+		var err error
+		for i := range st.members {
+			member := &st.members[i]
+			dst = append(dst, member.prefix...)
+			if dst, err = member.expr.appendJSON(dst, m, r); err != nil {
+				return record{}, fmt.Errorf("%s: %w", member.name, err)
+			}
+		}
+		return record{data: append(dst, '}')}, nil
+	}, st.options()...)
+}
+
+func (st *expandStep) text() string { return st.path.String() }
+
+func (st *expandStep) build(in flow.Stream[record]) flow.Stream[record] {
+	return flow.FlatMap(in, func(m *flow.Meta, r record, emit func(record)) error {
+		v, err := st.path.value(m, r)
+		switch {
+		case err != nil:
+			return err
+		case v.isNull():
+			return nil
+		case v.kind != kindJSON || v.str[0] != '[':
+			return fmt.Errorf("%s is not an array", st.path)
+		}
+		eachElement(v.str, emit)
+		return nil
+	}, st.options()...)
+}
+
+func (st *keyStep) text() string {
+	switch {
+	case st.path != nil:
+		return st.path.String()
+	case st.expr != nil:
+		return st.expr.text
+	}
+	return fmt.Sprintf("token %d of the subject", st.token)
+}
+
+func (st *keyStep) build(in flow.Stream[record]) flow.Stream[record] {
+	key := func(m *flow.Meta, _ record) (string, error) { return subjectToken(m.Subject, st.token) }
+	eval := eval(nil)
+	switch {
+	case st.path != nil:
+		eval = st.path.value
+	case st.expr != nil:
+		eval = st.expr.eval
+	}
+	if eval != nil {
+		key = func(m *flow.Meta, r record) (string, error) {
+			v, err := eval(m, r)
+			if err == nil && v.kind == kindString {
+				return v.str, nil
+			}
+			return st.keyText(v, err)
+		}
+	}
+	return flow.KeyBy(in, key, st.options()...)
+}
+
+// keyText makes a key of what is not text, or says why it is none.
+func (st *keyStep) keyText(v value, err error) (string, error) {
+	switch {
+	case err != nil:
+		return "", fmt.Errorf("%s: %w", st.text(), err)
+	case v.isNull():
+		return "", fmt.Errorf("%s: the record has no key, it is null or absent", st.text())
+	case v.kind == kindJSON:
+		return "", fmt.Errorf("%s: %v cannot be a key", st.text(), v.kind)
+	}
+	return v.text(), nil
+}
+
+var errNoToken = errors.New("the subject has fewer tokens")
+
+// subjectToken returns the token with that number, from 1.
+func subjectToken(subject string, n int) (string, error) {
+	rest := subject
+	for ; n > 1; n-- {
+		_, after, ok := strings.Cut(rest, ".")
+		if !ok {
+			return "", fmt.Errorf("key: %w", errNoToken)
+		}
+		rest = after
+	}
+	token, _, _ := strings.Cut(rest, ".")
+	return token, nil
+}
+
+func (st *aggregateStep) text() string {
+	var parts []string
+	for i := range st.aggregate.members {
+		m := &st.aggregate.members[i]
+		parts = append(parts, m.name+" = "+m.String())
+	}
+	text := strings.Join(parts, ", ")
+	if st.emit == flow.EmitCommit {
+		text += "; emit: commit"
+	}
+	return text
+}
+
+func (st *aggregateStep) build(in flow.Stream[record]) flow.Stream[record] {
+	a := &st.aggregate
+	return flow.Aggregate(in, st.id, flow.Aggregator[record, group, record]{
+		State:  a.codec(),
+		Add:    a.add,
+		Result: func(_ *flow.Meta, g *group) (record, error) { return record{of: a, group: g}, nil },
+		Emit:   st.emit,
+	}, st.options()...)
+}
+
+func (st *dedupeStep) text() string {
+	return fmt.Sprintf("by %s for %s", st.by.text, formatDuration(st.within))
+}
+
+func (st *dedupeStep) build(in flow.Stream[record]) flow.Stream[record] {
+	return flow.Dedupe(in, st.id, st.within, func(m *flow.Meta, r record) (string, error) {
+		v, err := st.by.eval(m, r)
+		switch {
+		case err != nil:
+			return "", st.by.failed(err)
+		case v.isNull():
+			return "", fmt.Errorf("dedupe by %s: it is null or absent", st.by.text)
+		case v.kind == kindJSON:
+			return "", fmt.Errorf("dedupe by %s: %v has no identity", st.by.text, v.kind)
+		case v.kind == kindString:
+			return "s" + v.str, nil
+		}
+		// The text 1 and the number 1 are different values.
+		return "n" + v.text(), nil
+	}, st.options()...)
+}
+
+func (st *toStep) text() string {
+	what := "stream " + st.name + ", subject "
+	if st.sink == flow.SinkBucket {
+		what = "bucket " + st.name + ", key "
+	}
+	what += st.template.text
+	if st.stopWhen != nil {
+		what += "; stop when " + st.stopWhen.text
+	}
+	return what
+}
+
+func (st *toStep) build(in flow.Stream[record]) flow.Stream[record] {
+	if st.sink == flow.SinkStream {
+		flow.To(in, flow.Sink[record]{
+			Stream: st.name, Subjects: []string{st.template.wildcard},
+			Subject: st.template.append, Encode: encode,
+		}, st.options()...)
+	} else {
+		flow.ToKV(in, flow.KVSink[record]{Bucket: st.name, Key: st.template.append, Encode: encode}, st.options()...)
+	}
+	if st.stopWhen != nil {
+		flow.StopWhen(in, st.stopWhen.condition, flow.ID(st.stopID()))
+	}
+	return in
+}
+
+// stopID names the step that a stop_when makes. An id in a file has no dot.
+func (st *toStep) stopID() string { return st.id + ".stop-when" }
+
+// encode appends the payload of a record as it leaves the flow.
+func encode(dst []byte, m *flow.Meta, r record) ([]byte, error) {
+	if r.of != nil {
+		return r.of.appendResult(dst, m, r.group), nil
+	}
+	return append(dst, r.data...), nil
+}

@@ -1,0 +1,224 @@
+package flowspec
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"natsflow/flow"
+)
+
+var update = flag.Bool("update", false, "rewrite the golden files")
+
+// input is a record of a source.
+type input struct {
+	subject string
+	nanos   int64
+	data    []byte
+}
+
+// player runs a flow as a worker would: one router, a task for each partition.
+type player struct {
+	tb     testing.TB
+	flow   *flow.Flow
+	router *flow.Router
+	tasks  []*flow.Task
+	seq    uint64
+	out    []string
+}
+
+func newPlayer(tb testing.TB, yaml string) *player {
+	tb.Helper()
+	s, err := Parse("flow.yaml", []byte(yaml))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	f, err := s.Build()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	p := &player{tb: tb, flow: f, router: f.Router(0)}
+	for i := range f.Options().Partitions {
+		p.tasks = append(p.tasks, f.Task(i))
+	}
+	return p
+}
+
+func (p *player) play(in input) {
+	p.tb.Helper()
+	p.seq++
+	if err := p.router.Route(in.subject, p.seq, in.nanos, in.data); err != nil {
+		p.out = append(p.out, "stopped: "+err.Error())
+		return
+	}
+	p.router.Take(func(b *flow.Batch) {
+		if err := p.tasks[b.Partition].Play(b); err != nil {
+			p.out = append(p.out, "stopped: "+err.Error())
+		}
+		b.Release()
+	})
+}
+
+// seal commits all tasks and returns what each of them stored.
+func (p *player) seal() [][]byte {
+	p.tb.Helper()
+	deltas := make([][]byte, len(p.tasks))
+	for i, t := range p.tasks {
+		sealed, err := t.Seal()
+		if err != nil {
+			p.tb.Fatal(err)
+		}
+		deltas[i] = sealed.Delta
+		p.out = append(p.out, outputs(p.tb, p.flow, sealed.Outbox)...)
+	}
+	return deltas
+}
+
+// outputs prints an outbox, a line for each output.
+func outputs(tb testing.TB, f *flow.Flow, outbox []byte) []string {
+	tb.Helper()
+	var lines []string
+	err := flow.Outputs(outbox, func(_ int, o flow.Output) error {
+		sink := f.Sinks()[o.Sink]
+		name := sink.Name
+		if sink.Kind == flow.SinkDead {
+			name = fmt.Sprintf("DEAD %s: %s:", header(o, flow.HeaderDeadStep), header(o, flow.HeaderDeadError))
+		}
+		if sink.Kind == flow.SinkControl {
+			name = "CONTROL"
+		}
+		lines = append(lines, strings.Join(strings.Fields(fmt.Sprintf("%s %s", name, o.Subject)), " ")+" "+string(o.Data))
+		return nil
+	})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return lines
+}
+
+func header(o flow.Output, name string) string {
+	for i := 0; i < len(o.Headers); i += 2 {
+		if o.Headers[i] == name {
+			return o.Headers[i+1]
+		}
+	}
+	return ""
+}
+
+// archive is a text file that holds others, in the format of txtar.
+type archive struct {
+	comment string
+	files   []archiveFile
+}
+
+type archiveFile struct{ name, data string }
+
+func readArchive(tb testing.TB, file string) *archive {
+	tb.Helper()
+	data, err := os.ReadFile(file)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	a := &archive{}
+	for line := range strings.Lines(string(data)) {
+		if name, ok := strings.CutPrefix(strings.TrimSpace(line), "-- "); ok && strings.HasSuffix(name, " --") {
+			a.files = append(a.files, archiveFile{name: strings.TrimSuffix(name, " --")})
+			continue
+		}
+		if n := len(a.files); n > 0 {
+			a.files[n-1].data += line
+			continue
+		}
+		a.comment += line
+	}
+	return a
+}
+
+func (a *archive) String() string {
+	var b strings.Builder
+	b.WriteString(a.comment)
+	for _, f := range a.files {
+		fmt.Fprintf(&b, "-- %s --\n%s", f.name, f.data)
+	}
+	return b.String()
+}
+
+// TestOperators plays the files in testdata/operators: a flow, records and what
+// comes out. A line of the records is "subject payload"; "+ 1h" lets time pass,
+// "commit" seals.
+func TestOperators(t *testing.T) {
+	files, err := filepath.Glob("testdata/operators/*.txtar")
+	if err != nil || len(files) < len(operators) {
+		t.Fatalf("%d files, %v", len(files), err)
+	}
+	for _, file := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".txtar"), func(t *testing.T) {
+			goldenArchive(t, file, readArchive(t, file))
+		})
+	}
+}
+
+// goldenArchive plays each triple of files flow.yaml, in and out.
+func goldenArchive(t *testing.T, file string, archive *archive) {
+	t.Helper()
+	if len(archive.files)%3 != 0 || len(archive.files) == 0 {
+		t.Fatalf("%d files: a flow, its input and its output are wanted", len(archive.files))
+	}
+	for i := 0; i < len(archive.files); i += 3 {
+		yaml, in, out := archive.files[i], archive.files[i+1], &archive.files[i+2]
+		got := playText(t, yaml.data, in.data)
+		if *update {
+			out.data = got
+			continue
+		}
+		if diff := cmp.Diff(out.data, got); diff != "" {
+			t.Errorf("%s, %s (-want +got):\n%s", file, out.name, diff)
+		}
+	}
+	if *update {
+		if err := os.WriteFile(file, []byte(archive.String()), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+var start = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+
+func playText(t *testing.T, yaml, in string) string {
+	t.Helper()
+	p := newPlayer(t, yaml)
+	now := start
+	for line := range strings.Lines(in) {
+		line = strings.TrimSuffix(line, "\n")
+		word, rest, _ := strings.Cut(line, " ")
+		switch word {
+		case "", "#":
+		case "commit":
+			p.seal()
+		case "+":
+			d, err := parseDuration(rest)
+			if err != nil {
+				t.Fatal(err)
+			}
+			now = now.Add(d)
+		default:
+			p.play(input{word, now.UnixNano(), []byte(rest)})
+			now = now.Add(time.Second)
+			if strings.Contains(yaml, "emit: commit") {
+				continue
+			}
+			p.seal()
+		}
+	}
+	p.seal()
+	if len(p.out) == 0 {
+		return ""
+	}
+	return strings.Join(p.out, "\n") + "\n"
+}

@@ -1,0 +1,593 @@
+package flowspec
+
+import (
+	"fmt"
+	"math"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/goccy/go-yaml/ast"
+
+	"natsflow/flow"
+)
+
+// step is one operator of a flow.
+type step interface {
+	// head is what every step has.
+	head() *stepHead
+	// text describes what the step does in one line; it is a part of the
+	// definition that a flow's hash covers.
+	text() string
+	// build adds the step to the flow and returns what comes out of it.
+	build(in flow.Stream[record]) flow.Stream[record]
+}
+
+type stepHead struct {
+	id       string
+	kind     string
+	at       position
+	stateful bool
+}
+
+func (h *stepHead) head() *stepHead { return h }
+
+func (h *stepHead) options() []flow.StepOption {
+	return []flow.StepOption{flow.ID(h.id), flow.Kind(h.kind)}
+}
+
+type filterStep struct {
+	stepHead
+	cond *expression
+}
+
+type mapStep struct {
+	stepHead
+	members []mapMember
+}
+
+type mapMember struct {
+	name string
+	// prefix of the member in the payload, such as `,"delay":`.
+	prefix string
+	expr   *expression
+}
+
+type expandStep struct {
+	stepHead
+	path *path
+}
+
+type keyStep struct {
+	stepHead
+	// One of these is set: token counts from 1.
+	path  *path
+	token int
+	expr  *expression
+}
+
+type aggregateStep struct {
+	stepHead
+	aggregate aggregate
+	emit      flow.EmitMode
+}
+
+type dedupeStep struct {
+	stepHead
+	by     *expression
+	within time.Duration
+}
+
+type toStep struct {
+	stepHead
+	sink     flow.SinkKind
+	name     string
+	template *template
+	stopWhen *expression
+}
+
+var operators = []string{"filter", "map", "expand", "key", "aggregate", "dedupe", "to"}
+
+// rawStep is a step whose fields have been told apart.
+type rawStep struct {
+	op                 field
+	id, emit, stopWhen *field
+}
+
+func (p *specParser) parseSteps(f field) {
+	nodes, ok := p.list(f.value, "steps")
+	if !ok {
+		return
+	}
+	for _, n := range nodes {
+		raw, ok := p.rawStep(n)
+		if !ok {
+			continue
+		}
+		if s := p.step(raw); s != nil {
+			h := s.head()
+			h.kind, h.at = raw.op.name, raw.op.at
+			h.stateful = h.kind == "aggregate" || h.kind == "dedupe"
+			if raw.id != nil {
+				h.id = p.stepID(*raw.id)
+			}
+			p.spec.steps = append(p.spec.steps, s)
+		}
+	}
+	p.nameSteps()
+	steps := p.spec.steps
+	switch {
+	case len(nodes) == 0:
+		p.errorf(f.at, "", "steps: there is none")
+	case len(steps) == 0:
+	case !slices.ContainsFunc(steps, func(s step) bool { return s.head().kind == "to" }):
+		p.errorf(f.at, "", "steps: none of them is a to: the results go nowhere")
+	case steps[len(steps)-1].head().kind != "to":
+		h := steps[len(steps)-1].head()
+		p.errorf(h.at, "", "the results of this %s go nowhere: the last step is a to", h.kind)
+	}
+}
+
+// rawStep tells the operator of a step from its options.
+func (p *specParser) rawStep(n ast.Node) (raw rawStep, ok bool) {
+	fields, isMapping := p.mapping(n, "a step")
+	if !isMapping {
+		return raw, false
+	}
+	var stray []field
+	for _, f := range fields {
+		switch {
+		case slices.Contains(operators, f.name):
+			if ok {
+				p.errorf(f.at, "start another step with \"- \"", "a step does one thing: it is a %s already", raw.op.name)
+				continue
+			}
+			raw.op, ok = f, true
+		case f.name == "id":
+			raw.id = &f
+		case f.name == "emit":
+			raw.emit = &f
+		case f.name == "stop_when":
+			raw.stopWhen = &f
+		default:
+			stray = append(stray, f)
+		}
+	}
+	p.strayFields(raw, stray, ok)
+	if !ok {
+		if len(stray) == 0 {
+			p.errorf(p.at(n), "possible: "+strings.Join(operators, ", "), "a step without an operator")
+		}
+		return raw, false
+	}
+	if raw.emit != nil && raw.op.name != "aggregate" {
+		p.errorf(raw.emit.at, "", "emit belongs to an aggregate")
+	}
+	if raw.stopWhen != nil && raw.op.name != "to" {
+		p.errorf(raw.stopWhen.at, "", "stop_when belongs to a to")
+	}
+	return raw, true
+}
+
+func (p *specParser) strayFields(raw rawStep, stray []field, isStep bool) {
+	options := []string{"id"}
+	switch raw.op.name {
+	case "aggregate":
+		options = append(options, "emit")
+	case "to":
+		options = append(options, "stop_when")
+	}
+	for _, f := range stray {
+		if isStep {
+			p.unknown(f, raw.op.name, options...)
+			continue
+		}
+		p.unknown(f, "step", operators...)
+	}
+}
+
+var idRE = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$`)
+
+func (p *specParser) stepID(f field) string {
+	s, ok := p.text(f.value, "id")
+	if !ok {
+		return ""
+	}
+	if !idRE.MatchString(s.text) {
+		p.errorf(s.start, "", "id %q: letters, digits, - and _, at most 64", s.text)
+		return ""
+	}
+	if s.text == sourceID {
+		p.errorf(s.start, "", "id %q is that of the source", s.text)
+		return ""
+	}
+	for _, other := range p.spec.steps {
+		if other.head().id == s.text {
+			p.errorf(s.start, "", "id %q is used twice, first for the step in line %d", s.text, other.head().at.line)
+		}
+	}
+	return s.text
+}
+
+const sourceID = "source"
+
+// nameSteps gives the steps without an id one of their kind and a number. It
+// counts the steps of the kind, so that the name of a stateful step does not
+// change with steps of other kinds.
+func (p *specParser) nameSteps() {
+	count := map[string]int{}
+	used := map[string]*stepHead{}
+	for _, s := range p.spec.steps {
+		if h := s.head(); h.id != "" {
+			used[h.id] = h
+		}
+	}
+	for _, s := range p.spec.steps {
+		h := s.head()
+		count[h.kind]++
+		if h.id != "" {
+			continue
+		}
+		h.id = h.kind + "-" + strconv.Itoa(count[h.kind])
+		if other := used[h.id]; other != nil {
+			p.errorf(h.at, "give this step an id too", "the step would be named %q, which is the id of the step in line %d", h.id, other.at.line)
+		}
+	}
+}
+
+// step reads an operator. It returns nil if it cannot be used.
+func (p *specParser) step(raw rawStep) step {
+	f := raw.op
+	switch f.name {
+	case "filter":
+		return &filterStep{cond: p.conditionField(f)}
+	case "map":
+		return p.mapStep(f)
+	case "expand":
+		return p.expandStep(f)
+	case "key":
+		return p.keyStep(f)
+	case "aggregate":
+		return p.aggregateStep(f, raw.emit)
+	case "dedupe":
+		return p.dedupeStep(f)
+	}
+	return p.toStep(f, raw.stopWhen)
+}
+
+// conditionField reads an expression that is true or false.
+func (p *specParser) conditionField(f field) *expression {
+	s, ok := p.expressionText(f.value, f.name)
+	if !ok {
+		return nil
+	}
+	e := p.compileExpression(s, 0, s.text, f.name, &p.scope)
+	if e != nil && e.result != kindNull && e.result != kindBool {
+		p.errorf(s.start, "", "%s: a condition is true or false, this is a %v", f.name, e.result)
+	}
+	return e
+}
+
+// produce makes the members that a step makes known to the steps after it.
+func (p *specParser) produce(from position, kind string, members []string) {
+	p.scope.format, p.scope.known, p.scope.members = JSON, true, members
+	p.scope.from = fmt.Sprintf("the %s in line %d", kind, from.line)
+}
+
+func (p *specParser) mapStep(f field) step {
+	fields, ok := p.mapping(f.value, "map")
+	if !ok {
+		return nil
+	}
+	st := &mapStep{}
+	var names []string
+	for _, m := range fields {
+		names = append(names, m.name)
+		what := "map." + m.name
+		if m.name == "" {
+			p.errorf(m.at, "", "map: a member without a name")
+		}
+		s, ok := p.expressionText(m.value, what)
+		if !ok {
+			continue
+		}
+		prefix := string(appendString(nil, m.name)) + ":"
+		if len(st.members) > 0 {
+			prefix = "," + prefix
+		}
+		st.members = append(st.members, mapMember{m.name, prefix, p.compileExpression(s, 0, s.text, what, &p.scope)})
+	}
+	if len(fields) == 0 {
+		p.errorf(f.at, "", "map: there is no member")
+	}
+	p.produce(f.at, "map", names)
+	return st
+}
+
+func (p *specParser) expandStep(f field) step {
+	s, ok := p.text(f.value, "expand")
+	if !ok {
+		return nil
+	}
+	if p.scope.format != JSON {
+		p.errorf(f.at, "", "expand: payloads of format %s have no members", p.scope.format)
+		return nil
+	}
+	st := &expandStep{path: p.path(s, "expand", "", &p.scope)}
+	p.scope.known, p.scope.members, p.scope.from = false, nil, ""
+	return st
+}
+
+func (p *specParser) keyStep(f field) step {
+	if p.scope.keyed {
+		p.errorf(f.at, "", "the records have a key already: a second key needs an exchange between tasks, which this version does not have")
+		return nil
+	}
+	defer func() { p.scope.keyed = true }()
+	st := &keyStep{}
+	switch f.value.(type) {
+	case *ast.MappingNode, *ast.MappingValueNode:
+		p.keyForm(f, st)
+	default:
+		if s, ok := p.text(f.value, "key"); ok {
+			st.path = p.path(s, "key", "for an expression write {expr: '…'}", &p.scope)
+		}
+	}
+	return st
+}
+
+// keyForm reads {subject: N} or {expr: E}.
+func (p *specParser) keyForm(f field, st *keyStep) {
+	fields, _ := p.mapping(f.value, "key")
+	for _, form := range fields {
+		switch form.name {
+		case "subject":
+			n, ok := p.integer(form.value, "key.subject")
+			if ok && n < 1 {
+				p.errorf(p.at(form.value), "", "key.subject: tokens count from 1, this is %d", n)
+			}
+			if most := mostTokens(p.spec.Source.Subjects); ok && n > most {
+				p.errorf(p.at(form.value), "", "key.subject: the subjects of the source have at most %d tokens, this is %d", most, n)
+			}
+			st.token = n
+		case "expr":
+			if s, ok := p.expressionText(form.value, "key.expr"); ok {
+				st.expr = p.compileExpression(s, 0, s.text, "key.expr", &p.scope)
+			}
+		default:
+			p.unknown(form, "key", "subject", "expr")
+		}
+	}
+	if len(fields) != 1 {
+		p.errorf(f.at, "", "key is a path, {subject: N} or {expr: '…'}")
+	}
+}
+
+// mostTokens returns how many tokens a subject of the source can have.
+func mostTokens(subjects []string) int {
+	most := 0
+	for _, s := range subjects {
+		if strings.HasSuffix(s, ">") {
+			return math.MaxInt
+		}
+		most = max(most, strings.Count(s, ".")+1)
+	}
+	if most == 0 {
+		return math.MaxInt
+	}
+	return most
+}
+
+// needKey reports a step that keeps state for keys that are not there.
+func (p *specParser) needKey(at position, kind string) {
+	if !p.scope.keyed {
+		p.errorf(at, "", "%s keeps state for each key: put a key step before it", kind)
+		p.scope.keyed = true
+	}
+}
+
+func (p *specParser) aggregateStep(f field, emit *field) step {
+	p.needKey(f.at, "aggregate")
+	st := &aggregateStep{}
+	if emit != nil {
+		st.emit = flow.EmitMode(p.choice(*emit, "update", "commit"))
+	}
+	fields, ok := p.mapping(f.value, "aggregate")
+	if !ok {
+		return nil
+	}
+	names := []string{"key"}
+	for _, m := range fields {
+		switch m.name {
+		case "key":
+			p.errorf(m.at, "", "aggregate: key is in the result already: the record's key")
+		case "":
+			p.errorf(m.at, "", "aggregate: a member without a name")
+		default:
+			names = append(names, m.name)
+		}
+		if member, ok := p.aggregateMember(m); ok {
+			st.aggregate.members = append(st.aggregate.members, member)
+		}
+	}
+	if len(fields) == 0 {
+		p.errorf(f.at, "", "aggregate: there is no member")
+	}
+	st.aggregate.finish()
+	p.produce(f.at, "aggregate", names)
+	return st
+}
+
+var callRE = regexp.MustCompile(`(?s)^(\s*)([A-Za-z_][A-Za-z0-9_]*)(\s*\()(.*)\)\s*$`)
+
+// aggregateMember reads NAME: FUNCTION(EXPRESSION).
+func (p *specParser) aggregateMember(f field) (aggregateMember, bool) {
+	what := "aggregate." + f.name
+	s, ok := p.expressionText(f.value, what)
+	if !ok {
+		return aggregateMember{}, false
+	}
+	parts := callRE.FindStringSubmatch(s.text)
+	if parts == nil {
+		p.errorf(s.start, "possible: "+strings.Join(aggregateNames, ", "), "%s: an aggregate is one call of a function such as sum(delay)", what)
+		return aggregateMember{}, false
+	}
+	name, arg := parts[2], parts[4]
+	fn, ok := aggregateByName(name)
+	if !ok {
+		p.errorf(s.at(len(parts[1])), didYouMean(name, aggregateNames), "%s: there is no aggregate %q", what, name)
+		return aggregateMember{}, false
+	}
+	member := aggregateMember{name: f.name, fn: fn}
+	offset := len([]rune(parts[1] + name + parts[3]))
+	if strings.TrimSpace(arg) == "" {
+		if fn != aggCount {
+			p.errorf(s.at(offset), "", "%s: %s needs an expression", what, name)
+			return member, false
+		}
+		member.fn = aggRecords
+		return member, true
+	}
+	if closesEarly(arg) {
+		p.errorf(s.start, "a map step after it can compute with the results", "%s: an aggregate is one call of a function", what)
+		return member, false
+	}
+	member.arg = p.compileExpression(s, offset, arg, what, &p.scope)
+	if e := member.arg; e != nil && fn == aggCountIf && e.result != kindNull && e.result != kindBool {
+		p.errorf(s.at(offset), "", "%s: a condition is true or false, this is a %v", what, e.result)
+	}
+	return member, member.arg != nil
+}
+
+// closesEarly tells whether the parenthesis of a call is closed before its end,
+// as in "count(a) + sum(b)".
+func closesEarly(arg string) bool {
+	depth, quote := 0, rune(0)
+	for _, c := range arg {
+		switch {
+		case quote != 0:
+			if c == quote {
+				quote = 0
+			}
+		case c == '"' || c == '\'' || c == '`':
+			quote = c
+		case c == '(':
+			depth++
+		case c == ')':
+			if depth--; depth < 0 {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func (p *specParser) dedupeStep(f field) step {
+	p.needKey(f.at, "dedupe")
+	fields, ok := p.mapping(f.value, "dedupe")
+	if !ok {
+		return nil
+	}
+	st := &dedupeStep{}
+	var by, within bool
+	for _, form := range fields {
+		switch form.name {
+		case "by":
+			by = true
+			if s, ok := p.expressionText(form.value, "dedupe.by"); ok {
+				st.by = p.compileExpression(s, 0, s.text, "dedupe.by", &p.scope)
+			}
+		case "for":
+			within = true
+			st.within, _ = p.duration(form.value, "dedupe.for")
+		default:
+			p.unknown(form, "dedupe", "by", "for")
+		}
+	}
+	if !by || !within {
+		p.errorf(f.at, "such as {by: id, for: 24h}", "dedupe needs by and for")
+	}
+	return st
+}
+
+func (p *specParser) toStep(f field, stopWhen *field) step {
+	fields, ok := p.mapping(f.value, "to")
+	if !ok {
+		return nil
+	}
+	st := &toStep{}
+	forms := map[string]field{}
+	for _, form := range fields {
+		forms[form.name] = form
+		switch form.name {
+		case "stream", "subject", "kv", "key":
+		case "stop_when", "id":
+			p.errorf(form.at, "as a field of the step, at the same depth as to", "to: %s stands beside to, not in it", form.name)
+		default:
+			p.unknown(form, "to", "stream", "subject", "kv", "key")
+		}
+	}
+	stream, isStream := forms["stream"]
+	bucket, isBucket := forms["kv"]
+	switch {
+	case isStream == isBucket:
+		p.errorf(f.at, "", "to is {stream: NAME, subject: TEMPLATE} or {kv: BUCKET, key: TEMPLATE}")
+	case isStream:
+		p.toStream(f, st, stream, forms)
+	default:
+		p.toBucket(f, st, bucket, forms)
+	}
+	if stopWhen != nil {
+		st.stopWhen = p.conditionField(*stopWhen)
+	}
+	return st
+}
+
+func (p *specParser) toStream(f field, st *toStep, stream field, forms map[string]field) {
+	st.sink = flow.SinkStream
+	st.name = p.streamName(stream.value, "to.stream")
+	if key, ok := forms["key"]; ok {
+		p.errorf(key.at, "a stream has a subject", "to: key belongs to kv")
+	}
+	subject, ok := forms["subject"]
+	if !ok {
+		p.errorf(f.at, "", "to: the field \"subject\" is missing")
+		return
+	}
+	s, ok := p.text(subject.value, "to.subject")
+	if !ok {
+		return
+	}
+	st.template = p.template(s, "to.subject", subjectTemplate, &p.scope)
+	if src := p.spec.Source; st.template != nil && st.name == src.Stream && readsBack(src, st.template.wildcard) {
+		p.errorf(s.start, "", "to: the flow would read its own results: they go to the stream %q, which it reads", st.name)
+	}
+}
+
+func readsBack(src Source, wildcard string) bool {
+	return len(src.Subjects) == 0 || slices.ContainsFunc(src.Subjects, func(s string) bool { return overlap(s, wildcard) })
+}
+
+var bucketRE = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
+
+func (p *specParser) toBucket(f field, st *toStep, bucket field, forms map[string]field) {
+	st.sink = flow.SinkBucket
+	s, ok := p.text(bucket.value, "to.kv")
+	if ok && !bucketRE.MatchString(s.text) {
+		p.errorf(s.start, "", "to.kv: %q cannot be the name of a bucket: letters, digits, - and _", s.text)
+	}
+	st.name = s.text
+	if subject, ok := forms["subject"]; ok {
+		p.errorf(subject.at, "a bucket has a key", "to: subject belongs to stream")
+	}
+	key, ok := forms["key"]
+	if !ok {
+		p.errorf(f.at, `such as key: "{key}"`, "to: the field \"key\" is missing")
+		return
+	}
+	if s, ok := p.text(key.value, "to.key"); ok {
+		st.template = p.template(s, "to.key", bucketTemplate, &p.scope)
+	}
+}

@@ -1,0 +1,195 @@
+package kvsnap
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"natsflow/bus"
+)
+
+// TaskInfo is what the log of a task says, without its state being read.
+type TaskInfo struct {
+	Task TaskID
+	// Kind, N, Generation, Owner, Time and Head of the last entry.
+	Kind       string
+	N          uint64
+	Generation uint64
+	Owner      string
+	Time       time.Time
+	Head       Head
+	// Entries in the bucket, and Bytes of them and of the bodies that they have
+	// in chunks, as stored. Chunks is the number of those.
+	Entries int
+	Bytes   int64
+	Chunks  int
+	// Base is the number of the last base, 0 if there is none, and BaseBytes
+	// its size as stored.
+	Base      uint64
+	BaseBytes int64
+	// Problem is what is wrong with the log, "" if nothing that can be seen
+	// without the chunks.
+	Problem string
+}
+
+// EntryInfo is one entry of a log.
+type EntryInfo struct {
+	Key        string
+	Kind       string
+	N          uint64
+	Generation uint64
+	Owner      string
+	Time       time.Time
+	Head       Head
+	// Outputs of a commit.
+	Outputs int
+	// From and Floor of a base.
+	From, Floor uint64
+	// Bytes of the value in the bucket.
+	Bytes int64
+	// Sections of bodies, in the entry or in chunks.
+	Sections []SectionInfo
+	// Problem is what is wrong with the entry, "" if nothing; the rest is
+	// empty then, except Key and Bytes.
+	Problem string
+}
+
+// SectionInfo is a body of an entry.
+type SectionInfo struct {
+	// Name is "delta", "outbox" or "base".
+	Name string
+	// Raw and Stored are its sizes in bytes before and after compression.
+	Raw, Stored int64
+	// Chunks is the number of its chunks and Set their name; 0 and "" if it is
+	// in the entry.
+	Chunks int
+	Set    string
+}
+
+// Tasks lists the tasks that have a log, by stage and partition. It reads all
+// entries, but no chunks. A damaged log is listed with its Problem.
+func (s *Store) Tasks(ctx context.Context) ([]TaskInfo, error) {
+	if s.err != nil {
+		return nil, s.err
+	}
+	scans := map[TaskID]*taskScan{}
+	err := s.readLog(ctx, logPrefix+">", func(t TaskID, item bus.Item, e *entry, damage error) {
+		scan := scans[t]
+		if scan == nil {
+			scan = &taskScan{info: TaskInfo{Task: t}}
+			scans[t] = scan
+		}
+		scan.add(item, e, damage)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list tasks: %w", err)
+	}
+	list := make([]TaskInfo, 0, len(scans))
+	for _, scan := range scans {
+		scan.findGap()
+		list = append(list, scan.info)
+	}
+	slices.SortFunc(list, func(a, b TaskInfo) int {
+		return cmp.Or(cmp.Compare(a.Task.Stage, b.Task.Stage), cmp.Compare(a.Task.Partition, b.Task.Partition))
+	})
+	return list, nil
+}
+
+// taskScan gathers what the entries of one task say.
+type taskScan struct {
+	info    TaskInfo
+	numbers []uint64
+	floor   uint64 // of the last base
+}
+
+func (t *taskScan) add(item bus.Item, e *entry, damage error) {
+	i := &t.info
+	i.Entries++
+	i.Bytes += int64(len(item.Value))
+	if damage != nil {
+		i.Problem = damage.Error()
+		return
+	}
+	t.numbers = append(t.numbers, e.N)
+	i.Kind, i.N, i.Generation, i.Owner, i.Time, i.Head = e.Kind, e.N, e.Generation, e.Owner, e.Time, e.Head
+	for _, s := range e.Sections {
+		i.Chunks += s.Chunks
+		if s.Set != "" {
+			i.Bytes += s.Stored
+		}
+	}
+	if e.Kind == KindBase {
+		i.Base, i.BaseBytes, t.floor = e.N, e.Sections[0].Stored, e.Floor
+	}
+}
+
+// findGap looks for a missing entry behind the floor.
+func (t *taskScan) findGap() {
+	next := t.floor + 1
+	for _, n := range t.numbers {
+		if n < next {
+			continue
+		}
+		if n > next && t.info.Problem == "" {
+			t.info.Problem = corrupt(t.info.Task.entryKey(next), "entry is missing").Error()
+		}
+		next = n + 1
+	}
+}
+
+// Entries lists the entries of one task, ascending. It returns bus.ErrNotFound
+// if the task has no log. A damaged entry is listed with its Problem.
+func (s *Store) Entries(ctx context.Context, t TaskID) ([]EntryInfo, error) {
+	if err := errors.Join(s.err, t.validate()); err != nil {
+		return nil, err
+	}
+	var list []EntryInfo
+	err := s.readLog(ctx, t.logFilter(), func(_ TaskID, item bus.Item, e *entry, damage error) {
+		list = append(list, entryInfo(item, e, damage))
+	})
+	if err == nil && len(list) == 0 {
+		err = bus.ErrNotFound
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list entries of task %s: %w", t, err)
+	}
+	return list, nil
+}
+
+func entryInfo(item bus.Item, e *entry, damage error) EntryInfo {
+	info := EntryInfo{Key: item.Key, Bytes: int64(len(item.Value))}
+	if damage != nil {
+		info.Problem = damage.Error()
+		return info
+	}
+	info.Kind, info.N, info.Generation, info.Owner, info.Time = e.Kind, e.N, e.Generation, e.Owner, e.Time
+	info.Head, info.Outputs, info.From, info.Floor = e.Head, e.Outputs, e.From, e.Floor
+	for _, s := range e.Sections {
+		info.Sections = append(info.Sections, SectionInfo{Name: s.Name, Raw: s.Raw, Stored: s.Stored, Chunks: s.Chunks, Set: s.Set})
+	}
+	return info
+}
+
+// readLog reads the entries of filter up to the one that is last now.
+func (s *Store) readLog(ctx context.Context, filter string, fn func(t TaskID, item bus.Item, e *entry, damage error)) error {
+	last, err := s.bucket.Last(ctx, filter)
+	if errors.Is(err, bus.ErrNotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return s.bucket.Read(ctx, []string{filter}, 0, last.Seq, func(item bus.Item) error {
+		t, _, ok := parseEntryKey(item.Key)
+		if !ok {
+			return fmt.Errorf("%q in the log is not a key of natsflow", strings.ToValidUTF8(item.Key, "?"))
+		}
+		e, damage := s.decodeItem(item)
+		fn(t, item, e, damage)
+		return nil
+	})
+}

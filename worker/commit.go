@@ -1,0 +1,307 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"natsflow/bus"
+	"natsflow/flow"
+	"natsflow/kvsnap"
+)
+
+// Bounds of the waits between two tries.
+const (
+	firstBackoff = 20 * time.Millisecond
+	maxBackoff   = 2 * time.Second
+	// complainEvery is how often a wait that does not end is logged.
+	complainEvery = 10 * time.Second
+)
+
+// job is what a lane gives to the committer of a task: a commit, a base to
+// finish, or the release.
+type job struct {
+	sealed    flow.Sealed
+	base      *kvsnap.Base
+	release   bool
+	head      kvsnap.Head
+	positions []uint64
+}
+
+// result tells the lane that a job is done.
+type result struct {
+	task      *task
+	positions []uint64
+	released  bool
+}
+
+// commitJobs does the jobs of a task, one at a time, until its release.
+func (s *session) commitJobs(ctx context.Context, t *task, done chan<- result) error {
+	for {
+		select {
+		case j := <-t.jobs:
+			if err := s.commitJob(ctx, t, j); err != nil {
+				return fmt.Errorf("task %v: %w", t.id, err)
+			}
+			// The channel has room for a result of every task.
+			done <- result{task: t, positions: j.positions, released: j.release}
+			if j.release {
+				return nil
+			}
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+func (s *session) commitJob(ctx context.Context, t *task, j job) error {
+	// Everything before has been published: a task has one job at a time.
+	j.head.Published = t.log.N()
+	j.head.Sinks = s.sinkPositions()
+	switch {
+	case j.release:
+		if err := s.persist(ctx, "release", func() error { return t.log.Release(ctx, j.head) }); err != nil {
+			return err
+		}
+		s.released.Add(1)
+		return s.cfg.reached(ctx, "released", t.id.String())
+	case j.base != nil:
+		return s.persist(ctx, "write a base", func() error { return j.base.Finish(ctx, j.head) })
+	}
+	outbox := j.sealed.Outbox
+	if s.flow.Options().Delivery == flow.AtLeastOnce {
+		if err := s.publish(ctx, t, s.unstored.Add(1), outbox, j.head.Sinks); err != nil {
+			return err
+		}
+		outbox = nil
+	}
+	var n uint64
+	err := s.persist(ctx, "commit", func() (err error) {
+		n, err = t.log.Append(ctx, kvsnap.Commit{Head: j.head, Delta: j.sealed.Delta, Outbox: outbox, Outputs: j.sealed.Outputs})
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	s.metrics.committed(j.sealed)
+	s.results.Add(uint64(j.sealed.Outputs - j.sealed.DeadLetters))
+	s.deadLetters.Add(uint64(j.sealed.DeadLetters))
+	if err := s.publish(ctx, t, n, outbox, j.head.Sinks); err != nil {
+		return err
+	}
+	return s.cfg.reached(ctx, "published", t.id.String())
+}
+
+// persist repeats a write to the log while the bucket has no room or the server
+// is away. Nothing is acked meanwhile, and the lanes stop at their bounds.
+func (s *session) persist(ctx context.Context, what string, write func() error) error {
+	wait := newPatience(s, what)
+	for {
+		err := write()
+		if err == nil {
+			wait.over()
+			return nil
+		}
+		if !errors.Is(err, bus.ErrNoSpace) && !bus.Retryable(err) || errors.Is(err, bus.ErrFenced) {
+			return err
+		}
+		if err := wait.next(ctx, err); err != nil {
+			return err
+		}
+	}
+}
+
+// publish publishes an outbox that the log holds as entry n, whatever it takes.
+// from says, for each sink, a sequence before all results of the entry.
+func (s *session) publish(ctx context.Context, t *task, n uint64, outbox []byte, from map[string]uint64) error {
+	if len(outbox) == 0 {
+		return nil
+	}
+	groups, err := s.groups(t, n, outbox)
+	if err != nil {
+		return err
+	}
+	wait := newPatience(s, "publish")
+	for i := range groups {
+		g := &groups[i]
+		err := s.publishGroup(ctx, t, g)
+		for err != nil {
+			if errors.Is(err, bus.ErrFenced) || !bus.Retryable(err) && !errors.Is(err, bus.ErrNoSpace) && !errors.Is(err, bus.ErrNotFound) {
+				return fmt.Errorf("publish to stream %s: %w", g.to.name, err)
+			}
+			if err := wait.next(ctx, fmt.Errorf("stream %s: %w", g.to.name, err)); err != nil {
+				return err
+			}
+			// A part of the group may be there: look before publishing the rest.
+			err = s.publishRest(ctx, t, g, from[g.to.name])
+		}
+	}
+	wait.over()
+	return nil
+}
+
+// group is the part of an outbox that goes to one stream.
+type group struct {
+	to    *target
+	entry uint64
+	outs  []bus.Out
+	index []int
+}
+
+// groups sorts an outbox by stream, in the order of its outputs.
+func (s *session) groups(t *task, n uint64, outbox []byte) ([]group, error) {
+	var groups []group
+	at := make(map[*target]int, 2)
+	err := flow.Outputs(outbox, func(i int, o flow.Output) error {
+		if o.Sink < 0 || o.Sink >= len(s.bySink) {
+			return fmt.Errorf("output %d of entry %d is for sink %d, which the flow does not have", i, n, o.Sink)
+		}
+		to := s.bySink[o.Sink]
+		k, ok := at[to]
+		if !ok {
+			k = len(groups)
+			at[to] = k
+			groups = append(groups, group{to: to, entry: n})
+		}
+		g := &groups[k]
+		out := bus.Out{Subject: string(o.Subject), Data: o.Data}
+		if to.subject != "" {
+			out.Subject = to.subject
+		}
+		for h := 0; h+1 < len(o.Headers); h += 2 {
+			out.Header = append(out.Header, bus.HeaderField{Name: o.Headers[h], Value: o.Headers[h+1]})
+		}
+		g.outs = append(g.outs, out)
+		g.index = append(g.index, i)
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("task %v, entry %d: %w", t.id, n, err)
+	}
+	return groups, nil
+}
+
+func (s *session) publishGroup(ctx context.Context, t *task, g *group) error {
+	if s.cfg.probe != nil && len(g.outs) > 1 {
+		// Only under test: a place to stop in the middle of a group.
+		half := *g
+		half.outs, half.index = g.outs[:len(g.outs)/2], g.index[:len(g.outs)/2]
+		if err := s.send(ctx, t, &half); err != nil {
+			return err
+		}
+		if err := s.cfg.reached(ctx, "half-published", t.id.String()); err != nil {
+			return err
+		}
+		g.outs, g.index = g.outs[len(half.outs):], g.index[len(half.index):]
+	}
+	return s.send(ctx, t, g)
+}
+
+func (s *session) send(ctx context.Context, t *task, g *group) error {
+	last, err := g.to.sink.Publish(ctx, bus.Group{
+		Flow: s.flow.Name(), Task: t.id.String(), N: g.entry,
+		Fence: t.fences[g.to.index], Outs: g.outs, Index: g.index,
+	})
+	if err != nil {
+		return err
+	}
+	g.to.advance(last)
+	s.metrics.published(len(g.outs))
+	return nil
+}
+
+// publishRest publishes what the sink does not hold yet of a group whose fate is
+// unknown. The fence comes first: what is still on its way of an earlier try,
+// ours or a former owner's, is refused from there on, so that the look that
+// follows sees all there will ever be.
+func (s *session) publishRest(ctx context.Context, t *task, g *group, from uint64) error {
+	if g.to.sink.Fenced() {
+		seq, err := g.to.sink.WriteFence(ctx, s.flow.Name(), t.id.String())
+		if err != nil {
+			return err
+		}
+		t.fences[g.to.index] = seq
+	}
+	held, err := s.held(ctx, g.to, from)
+	if err != nil {
+		return err
+	}
+	g.drop(held[position{t.id.String(), g.entry}])
+	if len(g.outs) == 0 {
+		return nil
+	}
+	return s.send(ctx, t, g)
+}
+
+// drop removes the first outputs, up to the one with index held-1.
+func (g *group) drop(held int) {
+	k := 0
+	for k < len(g.index) && g.index[k] < held {
+		k++
+	}
+	g.outs, g.index = g.outs[k:], g.index[k:]
+}
+
+// position names an entry of a task.
+type position struct {
+	task  string
+	entry uint64
+}
+
+// held looks which outputs a sink holds after a sequence: for each entry, one
+// more than the highest index. The outputs of an entry are published in order,
+// so that those before it are there too.
+func (s *session) held(ctx context.Context, to *target, from uint64) (map[position]int, error) {
+	held := map[position]int{}
+	last, err := to.sink.Scan(ctx, from, s.flow.Name(), func(task string, n uint64, i int, _ uint64) {
+		p := position{task, n}
+		held[p] = max(held[p], i+1)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("look for results in stream %s after sequence %d: %w", to.name, from, err)
+	}
+	to.advance(last)
+	return held, nil
+}
+
+// patience waits between tries, longer each time, and complains now and then.
+type patience struct {
+	s          *session
+	what       string
+	backoff    time.Duration
+	began      time.Time
+	complained time.Time
+}
+
+func newPatience(s *session, what string) *patience { return &patience{s: s, what: what} }
+
+func (p *patience) next(ctx context.Context, err error) error {
+	now := time.Now()
+	if p.began.IsZero() {
+		p.began = now
+		p.backoff = firstBackoff
+	}
+	if now.Sub(p.complained) >= complainEvery {
+		p.complained = now
+		p.s.log.Warn("cannot "+p.what+"; trying again, nothing is lost", "for", now.Sub(p.began).Round(time.Second), "err", err)
+		p.s.setTrouble(fmt.Sprintf("cannot %s: %v", p.what, err))
+	}
+	t := time.NewTimer(p.backoff + rand.N(p.backoff))
+	defer t.Stop()
+	p.backoff = min(2*p.backoff, maxBackoff)
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("%w (last error: %w)", context.Cause(ctx), err)
+	}
+}
+
+func (p *patience) over() {
+	if !p.complained.IsZero() {
+		p.s.log.Info("can "+p.what+" again", "after", time.Since(p.began).Round(time.Millisecond))
+		p.s.setTrouble("")
+	}
+}

@@ -1,0 +1,368 @@
+package worker
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"time"
+
+	"natsflow/flow"
+	"natsflow/kvsnap"
+)
+
+// Bounds of a lane.
+const (
+	// laneQueue is how many inputs wait for a lane at the most.
+	laneQueue = 4
+	// sealBytes is the size of an outbox at which a busy lane commits a task
+	// before its interval is over.
+	sealBytes = 384 << 10
+	// imageKeys is how many keys of a base are encoded between two batches.
+	imageKeys = 1024
+	// idleCheck is how often a lane looks for positions that moved without a
+	// commit.
+	idleCheck = time.Second
+)
+
+// chunk is what a reader gives to a lane at once: the batches of the lane's
+// tasks, and how far the source has been read.
+type chunk struct {
+	source  int
+	through uint64
+	batches []*flow.Batch
+}
+
+// laneInput is a chunk, or the end of the session's input.
+type laneInput struct {
+	chunk chunk
+	end   *ending
+}
+
+// ending says how a session ends.
+type ending struct {
+	// epoch of a drain, 0 when leaving.
+	epoch uint64
+	// positions of the sources, by index: the cut of a drain.
+	positions []uint64
+}
+
+// task is a partition's task with its log.
+type task struct {
+	id   kvsnap.TaskID
+	flow *flow.Task
+	log  *kvsnap.Log
+	jobs chan job
+	// head is what the log says, as of the last commit that was handed over.
+	head kvsnap.Head
+	// floor holds the positions at the start, by source: records up to them are
+	// part of the state.
+	floor []uint64
+	// fences are the last sequences of the task's fence subject in each target.
+	fences []uint64
+	// inFlight: a job is on its way; the next has to wait.
+	inFlight bool
+	// dirtySince is when the first change after the last seal was made.
+	dirtySince time.Time
+	// lastCommit is when the last job was handed over.
+	lastCommit time.Time
+	// confirmed are the positions of the last entry whose results are all
+	// published.
+	confirmed []uint64
+	// unconfirmed: the last entry had results, and no entry says yet that they
+	// have been published.
+	unconfirmed bool
+	// base is a base under way, complete when all its parts are taken. It may
+	// then hold changes that no entry has yet: baseUncovered says that a commit
+	// has to come before it.
+	base          *kvsnap.Base
+	baseComplete  bool
+	baseUncovered bool
+	// ended: the final job was handed over.
+	ended bool
+	// released: nothing is left to do.
+	released bool
+}
+
+// lane runs the tasks of some partitions.
+type lane struct {
+	s     *session
+	index int
+	in    chan laneInput
+	done  chan result
+	tasks []*task
+	byPos map[int]*task
+	// pos is how far the lane has processed each source.
+	pos []uint64
+	end *ending
+}
+
+func (l *lane) run(ctx context.Context) error {
+	commit := time.NewTicker(l.s.interval)
+	defer commit.Stop()
+	idle := time.NewTicker(idleCheck)
+	defer idle.Stop()
+	for !l.finished() {
+		in := l.in
+		if l.congested() || l.end != nil {
+			in = nil
+		}
+		if l.imaging() {
+			// A base is under way: take a part of it, then look for work without
+			// waiting for it.
+			if err := l.takeImages(); err != nil {
+				return err
+			}
+			select {
+			case msg := <-in:
+				if err := l.take(ctx, msg); err != nil {
+					return err
+				}
+			case r := <-l.done:
+				l.jobDone(r)
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			default:
+			}
+		} else {
+			select {
+			case msg := <-in:
+				if err := l.take(ctx, msg); err != nil {
+					return err
+				}
+			case r := <-l.done:
+				l.jobDone(r)
+			case <-commit.C:
+			case <-idle.C:
+				l.commitIdle()
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			}
+		}
+		if err := l.sealDue(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (l *lane) finished() bool {
+	if l.end == nil {
+		return false
+	}
+	for _, t := range l.tasks {
+		if !t.released {
+			return false
+		}
+	}
+	return true
+}
+
+// congested reports whether a task has so much waiting for its commit that the
+// lane must not take more.
+func (l *lane) congested() bool {
+	for _, t := range l.tasks {
+		if t.inFlight && t.flow.Pending() > l.s.cfg.MaxPending {
+			return true
+		}
+	}
+	return false
+}
+
+func (l *lane) take(ctx context.Context, msg laneInput) error {
+	if msg.end != nil {
+		l.end = msg.end
+		copy(l.pos, msg.end.positions)
+		for _, t := range l.tasks {
+			if t.base != nil {
+				t.base.Abort()
+				t.base, t.baseComplete = nil, false
+			}
+		}
+		return nil
+	}
+	for _, b := range msg.chunk.batches {
+		t := l.byPos[b.Partition]
+		if !t.flow.Dirty() {
+			t.dirtySince = time.Now()
+		}
+		err := t.flow.Play(b)
+		b.Release()
+		if err != nil {
+			return err
+		}
+		if err := l.s.cfg.reached(ctx, "processed", t.id.String()); err != nil {
+			return err
+		}
+	}
+	l.pos[msg.chunk.source] = max(l.pos[msg.chunk.source], msg.chunk.through)
+	return nil
+}
+
+// sealDue seals the tasks that should commit now: all that have changed when the
+// lane has nothing else to do, those that waited long or hold much otherwise.
+func (l *lane) sealDue() error {
+	idle := len(l.in) == 0
+	for _, t := range l.tasks {
+		if t.inFlight || t.ended {
+			continue
+		}
+		dirty := t.flow.Dirty()
+		switch {
+		case l.end != nil:
+			if err := l.sealLast(t, dirty); err != nil {
+				return err
+			}
+		case t.baseComplete && !t.baseUncovered:
+			l.hand(t, job{base: t.base, head: t.head})
+			t.base, t.baseComplete = nil, false
+		case dirty && (idle || t.baseUncovered || time.Since(t.dirtySince) >= l.s.interval || t.flow.Pending() >= sealBytes):
+			if err := l.seal(t, false); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// sealLast hands over what a task still has to commit, then its release.
+func (l *lane) sealLast(t *task, dirty bool) error {
+	if dirty {
+		return l.seal(t, true)
+	}
+	t.ended = true
+	h := l.nextHead(t, flow.Sealed{})
+	h.Epoch, h.Final = max(l.s.epoch, l.end.epoch), l.end.epoch > 0
+	l.hand(t, job{release: true, head: h, positions: l.positions(t)})
+	return nil
+}
+
+// seal takes what has changed and hands it to the committer.
+func (l *lane) seal(t *task, last bool) error {
+	sealed, err := t.flow.Seal()
+	if err != nil {
+		return fmt.Errorf("task %v: %w", t.id, err)
+	}
+	h := l.nextHead(t, sealed)
+	if last {
+		h.Epoch = max(l.s.epoch, l.end.epoch)
+	}
+	l.hand(t, job{sealed: sealed, head: h, positions: l.positions(t)})
+	t.unconfirmed = sealed.Outputs > 0
+	t.baseUncovered = false
+	return nil
+}
+
+func (l *lane) hand(t *task, j job) {
+	t.inFlight = true
+	t.head = j.head
+	t.lastCommit = time.Now()
+	t.jobs <- j
+}
+
+// positions returns how far the task has processed each source.
+func (l *lane) positions(t *task) []uint64 {
+	p := make([]uint64, len(l.pos))
+	for i := range p {
+		p[i] = max(l.pos[i], t.floor[i])
+	}
+	return p
+}
+
+// nextHead is the head of the task's next entry. The committer adds what has
+// been published.
+func (l *lane) nextHead(t *task, sealed flow.Sealed) kvsnap.Head {
+	h := t.head
+	h.Offsets = maps.Clone(h.Offsets)
+	if h.Offsets == nil {
+		h.Offsets = map[string]uint64{}
+	}
+	for i, p := range l.positions(t) {
+		h.Offsets[l.s.sources[i].Stream] = p
+	}
+	h.Epoch, h.Final = l.s.epoch, false
+	h.Records += uint64(sealed.Records)
+	h.Results += uint64(sealed.Outputs - sealed.DeadLetters)
+	h.DeadLetters += uint64(sealed.DeadLetters)
+	return h
+}
+
+// jobDone takes back a task whose job is done.
+func (l *lane) jobDone(r result) {
+	t := r.task
+	t.inFlight = false
+	if r.positions != nil {
+		t.confirmed = r.positions
+	}
+	if r.released {
+		t.released = true
+	}
+	l.s.progress(l)
+	if l.end == nil && t.base == nil && t.log.BaseDue() {
+		// No append is on its way, so that every change so far is in the log and
+		// every later one will be in an entry after it.
+		t.base = t.log.BeginBase()
+		t.baseComplete = false
+		t.flow.BeginImage()
+	}
+}
+
+func (l *lane) imaging() bool {
+	for _, t := range l.tasks {
+		if t.base != nil && !t.baseComplete {
+			return true
+		}
+	}
+	return false
+}
+
+// takeImages encodes one part of the base of each task that has one under way.
+// The parts may hold values newer than the entry that the base starts from; the
+// base is appended only when every change that it may hold is in the log, so
+// that the deltas after it lead to the same state.
+func (l *lane) takeImages() error {
+	for _, t := range l.tasks {
+		if t.base == nil || t.baseComplete {
+			continue
+		}
+		part, more, err := t.flow.NextImage(imageKeys)
+		if err != nil {
+			return fmt.Errorf("task %v: %w", t.id, err)
+		}
+		if len(part) > 0 {
+			t.base.Add(part)
+		}
+		t.baseComplete, t.baseUncovered = !more, !more && t.flow.Dirty()
+	}
+	return nil
+}
+
+// commitIdle records positions that moved without a change of state, and that
+// the results of the last entry have been published, so that a restart has
+// little to read again and to look for.
+func (l *lane) commitIdle() {
+	for _, t := range l.tasks {
+		if t.inFlight || t.ended || t.flow.Dirty() || time.Since(t.lastCommit) < l.s.cfg.idleCommit {
+			continue
+		}
+		moved := false
+		for i, p := range l.positions(t) {
+			moved = moved || p > t.head.Offsets[l.s.sources[i].Stream]
+		}
+		if moved || t.unconfirmed {
+			t.unconfirmed = false
+			l.hand(t, job{head: l.nextHead(t, flow.Sealed{}), positions: l.positions(t)})
+		}
+	}
+}
+
+// lowest returns, for a source, a position that every task of the lane has
+// committed and published, counting a task that had nothing to commit.
+func (l *lane) lowest(source int) uint64 {
+	low := l.pos[source]
+	for _, t := range l.tasks {
+		if t.inFlight || t.flow.Dirty() {
+			low = min(low, t.confirmed[source])
+		}
+	}
+	return low
+}

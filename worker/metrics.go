@@ -1,0 +1,66 @@
+package worker
+
+import (
+	"errors"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"natsflow/flow"
+)
+
+// Metrics are the counters of a worker. Their labels are the flow's name only.
+type Metrics struct {
+	commits, records, results, dead, publishes prometheus.Counter
+	stateBytes                                 prometheus.Counter
+	position                                   *prometheus.GaugeVec
+}
+
+// NewMetrics makes the metrics of a flow and registers them. Registering the same
+// ones twice is not an error: the first ones are used.
+func NewMetrics(r prometheus.Registerer, flowName string) (*Metrics, error) {
+	labels := prometheus.Labels{"flow": flowName}
+	var errs []error
+	counter := func(name, help string) prometheus.Counter {
+		c := prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help, ConstLabels: labels})
+		if err := r.Register(c); err != nil {
+			var again prometheus.AlreadyRegisteredError
+			if errors.As(err, &again) {
+				if was, ok := again.ExistingCollector.(prometheus.Counter); ok {
+					return was
+				}
+			}
+			errs = append(errs, err)
+		}
+		return c
+	}
+	m := &Metrics{
+		commits:    counter("natsflow_commits_total", "Commits appended to the task logs."),
+		records:    counter("natsflow_records_total", "Records applied by committed entries."),
+		results:    counter("natsflow_results_total", "Results in committed entries, dead letters not counted."),
+		dead:       counter("natsflow_dead_letters_total", "Dead letters in committed entries."),
+		publishes:  counter("natsflow_published_total", "Messages published to sinks and acknowledged."),
+		stateBytes: counter("natsflow_state_delta_bytes_total", "Bytes of changed state in committed entries, before compression."),
+		position: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "natsflow_source_position_sequence", Help: "Sequence up to which a source is processed, committed and published.", ConstLabels: labels,
+		}, []string{"source"}),
+	}
+	if err := r.Register(m.position); err != nil {
+		var again prometheus.AlreadyRegisteredError
+		if !errors.As(err, &again) {
+			errs = append(errs, err)
+		} else if was, ok := again.ExistingCollector.(*prometheus.GaugeVec); ok {
+			m.position = was
+		}
+	}
+	return m, errors.Join(errs...)
+}
+
+func (m *Metrics) committed(s flow.Sealed) {
+	m.commits.Inc()
+	m.records.Add(float64(s.Records))
+	m.results.Add(float64(s.Outputs - s.DeadLetters))
+	m.dead.Add(float64(s.DeadLetters))
+	m.stateBytes.Add(float64(len(s.Delta)))
+}
+
+func (m *Metrics) published(n int) { m.publishes.Add(float64(n)) }

@@ -1,0 +1,151 @@
+package worker
+
+import (
+	"context"
+	"encoding/json"
+	"sync"
+	"time"
+
+	"natsflow/control"
+)
+
+// Bounds of the status reports.
+const (
+	statusEvery      = time.Second
+	statusEveryDrain = 100 * time.Millisecond
+)
+
+// Status is what a worker says of itself. It travels with its lease, as JSON.
+type Status struct {
+	// Phase is what the worker does: standing by, starting, running, draining,
+	// leaving, drained or finished.
+	Phase string `json:"phase"`
+	// Tasks is the number of tasks that it owns, Done how many of them are done
+	// in a stop.
+	Tasks int `json:"tasks"`
+	Done  int `json:"done"`
+	// Sources by name.
+	Sources map[string]SourceStatus `json:"sources,omitempty"`
+	// Results and DeadLetters count since the flow's creation.
+	Results     uint64 `json:"results"`
+	DeadLetters uint64 `json:"dead_letters"`
+	// StateKeys is the number of keys with state as of the start.
+	StateKeys int `json:"state_keys"`
+	// Trouble is what the worker waits for; empty if it does not.
+	Trouble string `json:"trouble,omitempty"`
+	// Since is when the session began.
+	Since time.Time `json:"since,omitzero"`
+}
+
+// SourceStatus is how far a source has been read.
+type SourceStatus struct {
+	// Read is the last sequence that was read, Committed the one up to which
+	// everything is committed and published.
+	Read      uint64 `json:"read"`
+	Committed uint64 `json:"committed"`
+	// Records counts what was read since the session began, Rate per second in
+	// the last interval.
+	Records uint64  `json:"records"`
+	Rate    float64 `json:"rate"`
+}
+
+// status returns what the session says of itself.
+func (s *session) status() Status {
+	st := Status{Tasks: len(s.tasks), Sources: map[string]SourceStatus{}, Since: s.began}
+	s.mu.Lock()
+	st.Trouble = s.trouble
+	s.mu.Unlock()
+	for i, r := range s.readers {
+		read, count := r.position()
+		st.Sources[r.stream] = SourceStatus{Read: read, Committed: s.committed(i), Records: count}
+	}
+	st.Done = int(s.released.Load())
+	st.Results, st.DeadLetters = s.results.Load(), s.deadLetters.Load()
+	st.StateKeys = s.keys
+	return st
+}
+
+// reporter sends the worker's status with its lease.
+type reporter struct {
+	w    *worker
+	poke chan struct{}
+
+	mu     sync.Mutex
+	now    string
+	member *control.Member
+	s      *session
+
+	last   map[string]SourceStatus
+	lastAt time.Time
+}
+
+func newReporter(w *worker) *reporter {
+	return &reporter{w: w, poke: make(chan struct{}, 1), now: "starting", last: map[string]SourceStatus{}}
+}
+
+func (r *reporter) set(fn func()) {
+	r.mu.Lock()
+	fn()
+	r.mu.Unlock()
+	select {
+	case r.poke <- struct{}{}:
+	default:
+	}
+}
+
+func (r *reporter) phase(p string)        { r.set(func() { r.now = p }) }
+func (r *reporter) use(m *control.Member) { r.set(func() { r.member = m }) }
+func (r *reporter) session(s *session)    { r.set(func() { r.s = s }) }
+func (r *reporter) run(ctx context.Context) {
+	t := time.NewTicker(statusEveryDrain)
+	defer t.Stop()
+	var sent time.Time
+	for {
+		urgent := false
+		select {
+		case <-ctx.Done():
+			return
+		case <-r.poke:
+			urgent = true
+		case <-t.C:
+		}
+		st, member := r.collect()
+		stopping := st.Phase == "draining" || st.Phase == "leaving"
+		if !urgent && !stopping && time.Since(sent) < statusEvery {
+			continue
+		}
+		sent = time.Now()
+		r.rates(&st)
+		if r.w.cfg.OnStatus != nil {
+			r.w.cfg.OnStatus(st)
+		}
+		if member == nil {
+			continue
+		}
+		if raw, err := json.Marshal(st); err == nil {
+			member.SetStatus(raw, urgent || stopping)
+		}
+	}
+}
+
+func (r *reporter) collect() (Status, *control.Member) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	st := Status{}
+	if r.s != nil {
+		st = r.s.status()
+	}
+	st.Phase = r.now
+	return st, r.member
+}
+
+func (r *reporter) rates(st *Status) {
+	now := time.Now()
+	for name, src := range st.Sources {
+		if was, ok := r.last[name]; ok && src.Records >= was.Records && now.After(r.lastAt) {
+			src.Rate = float64(src.Records-was.Records) / now.Sub(r.lastAt).Seconds()
+			st.Sources[name] = src
+		}
+	}
+	r.last, r.lastAt = st.Sources, now
+}
