@@ -2,6 +2,7 @@ package bench
 
 import (
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -45,19 +46,25 @@ func BenchmarkW1(b *testing.B) {
 		rates := map[string][]float64{}
 		for range *rounds {
 			for _, v := range variants() {
+				if !strings.Contains(v.name, *only) {
+					continue
+				}
 				out := r.next("OUT")
 				if v.before {
 					r.stream(out, out+".>")
 				}
+				client, server := r.cpu()
 				began := time.Now()
 				stop := v.start(r, out)
 				r.awaitMessages(out, uint64(*messages))
 				took := time.Since(began)
+				client2, server2 := r.cpu()
 				stop()
 				r.drop(out)
 				rate := float64(*messages) / took.Seconds()
 				rates[v.name] = append(rates[v.name], rate)
-				b.Logf("%-32s %8.0f msg/s", v.name, rate)
+				perMessage := func(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 / float64(*messages) }
+				b.Logf("%-32s %8.0f msg/s, CPU %.1f us client, %.1f us server", v.name, rate, perMessage(client2-client), perMessage(server2-server))
 			}
 		}
 		hand := median(rates["hand-written loop"])

@@ -142,7 +142,7 @@ func (b *Bucket) Create(ctx context.Context, key string, value []byte, ttl time.
 			rev = last.Seq
 		}
 	}
-	return 0, &classed{doing: "creating key " + key + " of bucket " + b.name, class: ErrConflict, err: err}
+	return 0, &classed{doing: "creating key " + key + " of bucket " + b.name, class: ErrConflict}
 }
 
 // Update writes key if its revision is rev (0: it must not be there). It returns ErrFenced if it is another. The key
@@ -245,9 +245,22 @@ type storedMsg struct {
 
 // lastMsg reads the last message on a subject, which may have wildcards, from the leader of the stream.
 func (c *Conn) lastMsg(ctx context.Context, stream, subject string) (*storedMsg, error) {
-	request := struct {
-		LastFor string `json:"last_by_subj"`
-	}{subject}
+	return c.getMsg(ctx, stream, msgGet{LastFor: subject})
+}
+
+// nextMsg reads the first message on a subject, which may have wildcards, at or after a sequence, from the leader.
+func (c *Conn) nextMsg(ctx context.Context, stream, subject string, seq uint64) (*storedMsg, error) {
+	return c.getMsg(ctx, stream, msgGet{Seq: seq, NextFor: subject})
+}
+
+// msgGet is a request of STREAM.MSG.GET, which only the leader answers.
+type msgGet struct {
+	Seq     uint64 `json:"seq,omitempty"`
+	LastFor string `json:"last_by_subj,omitempty"`
+	NextFor string `json:"next_by_subj,omitempty"`
+}
+
+func (c *Conn) getMsg(ctx context.Context, stream string, request msgGet) (*storedMsg, error) {
 	var answer struct {
 		Message *storedMsg `json:"message"`
 	}
@@ -256,12 +269,12 @@ func (c *Conn) lastMsg(ctx context.Context, stream, subject string) (*storedMsg,
 	}
 	m := answer.Message
 	if m == nil {
-		return nil, fmt.Errorf("getting the last message on %s: empty answer", subject)
+		return nil, fmt.Errorf("getting a message of stream %s: empty answer", stream)
 	}
 	if len(m.Hdrs) > 0 {
 		var err error
 		if m.header, err = nats.DecodeHeadersMsg(m.Hdrs); err != nil {
-			return nil, fmt.Errorf("getting the last message on %s: %w", subject, err)
+			return nil, fmt.Errorf("getting a message of stream %s: %w", stream, err)
 		}
 	}
 	return m, nil

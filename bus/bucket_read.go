@@ -2,37 +2,23 @@ package bus
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"strings"
 	"time"
 )
 
-// errDone ends a read that has come to its end.
-var errDone = errors.New("done")
-
-// Read calls fn for the items of filters (none: all) with a sequence from `from` (0: the first) to `through` (0: all
-// that is there now), in their order. through must be the sequence of an item that matches and is there; if it is not
-// there any more, Read ends with the last one that is. Marks of deletion are included.
+// Read calls fn for the items of filters (none: all) with a sequence from `from` (0: the first) to `through` (0: the last
+// one that is there now), in their order. Marks of deletion are included. Whether there is more to come is decided by
+// the leader, never by a replica that may be behind; what is purged meanwhile is not waited for.
 func (b *Bucket) Read(ctx context.Context, filters []string, from, through uint64, fn func(Item) error) error {
 	p := b.puller(filters, from, "natsflow-read")
-	err := p.run(ctx, func(m *Msg) error {
-		if through > 0 && m.Seq > through {
-			return errDone
+	if through == 0 {
+		var err error
+		if through, err = p.lastMatching(ctx); err != nil {
+			return classify("reading bucket "+b.name, err)
 		}
-		if err := fn(b.item(m)); err != nil {
-			return err
-		}
-		if m.Seq == through {
-			return errDone
-		}
-		return nil
-	}, func() error { return errDone })
-	p.finish(ctx)
-	if errors.Is(err, errDone) {
-		return nil
 	}
-	return err
+	return p.read(ctx, through, func(m *Msg) error { return fn(b.item(m)) })
 }
 
 // List returns all items that are there now and match filter, without those that are deleted, in the order of their
@@ -77,10 +63,17 @@ func (b *Bucket) Watch(ctx context.Context, filter string, fn func(Item) error) 
 		filters = []string{filter}
 	}
 	p := b.puller(filters, 0, "natsflow-watch")
+	through, err := p.lastMatching(ctx)
+	if err != nil {
+		return classify("watching bucket "+b.name, err)
+	}
 	initial := true
-	err := p.run(ctx, func(m *Msg) error { return fn(b.item(m)) }, func() error {
+	err = p.run(ctx, func(m *Msg) error { return fn(b.item(m)) }, func() error {
 		if !initial {
 			return nil
+		}
+		if err := p.reached(ctx, through); err != nil {
+			return err
 		}
 		initial = false
 		return fn(Item{})

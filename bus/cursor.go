@@ -4,8 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-
-	"github.com/nats-io/nats.go/jetstream"
 )
 
 // Msg is one message of a stream. It is valid only during the call that it is given to, except for Data and Header,
@@ -83,7 +81,8 @@ func (cu *Cursor) Ack(seq uint64) { cu.p.ack(seq) }
 // there is nothing left to read, or else the last one handled.
 func (cu *Cursor) CaughtUp(ctx context.Context) (through uint64, err error) {
 	p := cu.p
-	// First the stream, then the consumer: what the consumer has no more of, the stream did not have before.
+	// All from the leader: the consumer may sit on a replica that is behind, and would not know. First the end of the
+	// stream, then the last message that matches: when that is handled, all that match up to the end are.
 	info, err := p.c.Stream(ctx, p.cfg.stream)
 	if err != nil {
 		return 0, err
@@ -92,25 +91,14 @@ func (cu *Cursor) CaughtUp(ctx context.Context) (through uint64, err error) {
 	if last >= info.LastSeq {
 		return last, nil
 	}
-	session := p.session.Load()
-	p.mu.Lock()
-	name := p.consumer
-	p.mu.Unlock()
-	if name == "" {
-		return last, nil
-	}
-	var ci jetstream.ConsumerInfo
-	err = p.c.ask(ctx, "CONSUMER.INFO."+p.cfg.stream+"."+name, struct{}{}, &ci)
-	if isClass(classify("", err), ErrNotFound) {
-		return last, nil // it is about to be made anew
-	}
+	through, err = p.lastMatching(ctx)
 	if err != nil {
-		return last, classify("looking at the cursor on stream "+p.cfg.stream, err)
+		return last, classify("looking for the end of stream "+p.cfg.stream, err)
 	}
-	if ci.NumPending == 0 && ci.Delivered.Consumer <= p.handled.Load() && session == p.session.Load() {
-		return max(info.LastSeq, p.last.Load()), nil
+	if last = p.last.Load(); last >= through {
+		return max(info.LastSeq, last), nil
 	}
-	return p.last.Load(), nil
+	return last, nil
 }
 
 // Close deletes the consumer. Run must have returned.

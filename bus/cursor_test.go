@@ -41,6 +41,14 @@ func upTo(from, to uint64) (seqs []uint64) {
 	return seqs
 }
 
+// ended waits for the end of a Run whose ctx was cancelled.
+func ended(t *testing.T, done <-chan error) {
+	t.Helper()
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		t.Errorf("Run: %v", err)
+	}
+}
+
 func open(t *testing.T, c *Conn, cfg CursorConfig) *Cursor {
 	t.Helper()
 	cfg.Stream = "S"
@@ -166,7 +174,7 @@ func TestCursor_DeletedMessages(t *testing.T) {
 		t.Errorf("caught up through %d", through)
 	}
 	cancel()
-	<-done
+	ended(t, done)
 	if d := cmp.Diff(want, got); d != "" {
 		t.Error(d)
 	}
@@ -347,7 +355,7 @@ func TestCursor_BlockingHandler(t *testing.T) {
 			t.Errorf("caught up through %d, %d consumers more", through, cu.p.session.Load()-sessions)
 		}
 		cancel()
-		<-done
+		ended(t, done)
 		if d := cmp.Diff(upTo(1, 101), got); d != "" {
 			t.Error(d)
 		}
@@ -378,7 +386,7 @@ func TestCursor_SilentServer(t *testing.T) {
 			t.Errorf("got %v", got)
 		}
 		cancel()
-		<-done
+		ended(t, done)
 	})
 }
 
@@ -424,7 +432,7 @@ func TestCursor_CaughtUp(t *testing.T) {
 	gate <- struct{}{}
 	await(4)
 	cancel()
-	<-done
+	ended(t, done)
 }
 
 func TestCursor_Ack(t *testing.T) {
@@ -473,7 +481,7 @@ func TestCursor_Ack(t *testing.T) {
 		}
 	}
 	cancel()
-	<-done
+	ended(t, done)
 }
 
 func TestPuller_MarksAreBounded(t *testing.T) {
@@ -534,5 +542,69 @@ func TestPuller_Status(t *testing.T) {
 		if n := tc.header.Get(hdrPendingMsgs); n != "" && (p.wantMsgs != 40 || p.wantBytes != 400) {
 			t.Errorf("%v: wants %d, %d", tc.header, p.wantMsgs, p.wantBytes)
 		}
+	}
+}
+
+// TestPuller_NotYet: a consumer that knows of no more is not believed as long as the leader does.
+func TestPuller_NotYet(t *testing.T) {
+	testenv.Bubble(t, func(t *testing.T, s *testenv.Server) {
+		c := connect(t, s)
+		stream(t, c)
+		feed(t, c, 0, 10)
+		ctx := t.Context()
+		p := newPuller(c, pullConfig{stream: "S", name: "test"})
+		start, asked, next := time.Now(), 0, uint64(1)
+		err := p.run(ctx, func(m *Msg) error {
+			if m.Seq != next {
+				return fmt.Errorf("got %d, want %d", m.Seq, next)
+			}
+			next++
+			return nil
+		}, func() error {
+			switch asked++; asked {
+			case 50:
+				must(c.Publish(ctx, "s.x", nil, nil))
+			case 400:
+				return errDone
+			}
+			return errNotYet
+		})
+		p.finish(ctx)
+		if d := time.Since(start); !errors.Is(err, errDone) || next != 12 || d < 39*time.Second || d > 41*time.Second {
+			t.Errorf("%v after %s, next is %d", err, d, next)
+		}
+		if p.session.Load() != 1 {
+			t.Errorf("%d consumers were needed", p.session.Load())
+		}
+	})
+}
+
+func TestPuller_Reached(t *testing.T) {
+	c := connect(t, testenv.StartServer(t))
+	stream(t, c)
+	feed(t, c, 0, 10)
+	ctx := limited(t)
+	for _, tc := range []struct {
+		subjects         []string
+		handled, through uint64
+		want             error
+	}{
+		{nil, 9, 10, errNotYet},
+		{nil, 10, 10, nil},
+		{nil, 10, 99, nil},
+		{[]string{"s.1"}, 9, 10, errNotYet},
+		{[]string{"s.1"}, 9, 9, nil},
+		{[]string{"s.3"}, 8, 10, nil},
+		{[]string{"s.3", "s.1"}, 8, 10, errNotYet},
+		{[]string{"none"}, 0, 10, nil},
+	} {
+		p := newPuller(c, pullConfig{stream: "S", name: "test", subjects: tc.subjects, from: tc.handled + 1})
+		if err := p.reached(ctx, tc.through); !errors.Is(err, tc.want) {
+			t.Errorf("%v: %v", tc, err)
+		}
+	}
+	p := newPuller(c, pullConfig{stream: "none", name: "test"})
+	if err := p.reached(ctx, 1); !errors.Is(err, ErrNotFound) {
+		t.Errorf("no stream: %v", err)
 	}
 }

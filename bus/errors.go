@@ -109,6 +109,10 @@ func classify(doing string, err error) error {
 	if err == nil {
 		return nil
 	}
+	var done *classed
+	if errors.As(err, &done) {
+		return fmt.Errorf("%s: %w", doing, err)
+	}
 	if class := classOf(err); class != nil {
 		return &classed{doing: doing, class: class, err: err}
 	}

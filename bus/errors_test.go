@@ -114,9 +114,21 @@ func TestSubjects(t *testing.T) {
 		pattern, subject string
 		want             bool
 	}{
-		{"a.>", "a.b", true}, {"a.>", "a.b.c", true}, {"a.>", "a", false}, {"a.*", "a.b", true}, {"a.*", "a.b.c", false},
-		{"a.b", "a.b", true}, {"a.b", "a.*", false}, {"a.*", "a.*", true}, {"a.*", "a.>", false}, {">", "a", true}, {">", "a.>", true},
-		{"*.b", "a.b", true}, {"a", "a.b", false}, {"a.b", "a", false}, {"a.>", "a.>", true},
+		{"a.>", "a.b", true},
+		{"a.>", "a.b.c", true},
+		{"a.>", "a", false},
+		{"a.*", "a.b", true},
+		{"a.*", "a.b.c", false},
+		{"a.b", "a.b", true},
+		{"a.b", "a.*", false},
+		{"a.*", "a.*", true},
+		{"a.*", "a.>", false},
+		{">", "a", true},
+		{">", "a.>", true},
+		{"*.b", "a.b", true},
+		{"a", "a.b", false},
+		{"a.b", "a", false},
+		{"a.>", "a.>", true},
 	} {
 		if got := subjectMatches(tc.pattern, tc.subject); got != tc.want {
 			t.Errorf("%s ~ %s: %v", tc.pattern, tc.subject, got)

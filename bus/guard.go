@@ -92,7 +92,7 @@ type gatedConn struct {
 // frozen in the middle of a long write must not go on with the rest of it when it wakes.
 func (c *gatedConn) Write(b []byte) (int, error) {
 	if err := c.gate.check(); err != nil {
-		_ = c.Conn.Close()
+		_ = c.Close()
 		return 0, err
 	}
 	if c.raw == nil {
@@ -100,7 +100,7 @@ func (c *gatedConn) Write(b []byte) (int, error) {
 	}
 	n, err := c.raw(b)
 	if err != nil {
-		_ = c.Conn.Close()
+		_ = c.Close()
 	}
 	return n, err
 }

@@ -33,7 +33,7 @@ func connect(tb testing.TB, s *testenv.Server, change ...func(*Config)) *Conn {
 // limited is the test's context with a bound, so that a hang is a failure that names its place.
 func limited(tb testing.TB) context.Context {
 	tb.Helper()
-	ctx, cancel := context.WithTimeout(tb.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(tb.Context(), time.Minute)
 	tb.Cleanup(cancel)
 	return ctx
 }

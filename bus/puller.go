@@ -19,15 +19,25 @@ const (
 	pullExpires    = 30 * time.Second
 	pullHeartbeat  = 5 * time.Second
 	pullSilence    = 2*pullHeartbeat + time.Second // without a heartbeat for this long the consumer is taken for lost
+	pullUnsettled  = 100 * time.Millisecond
 	pullMessages   = 20000
 	pullBytes      = 32 << 20
 	pullMaxBackoff = 5 * time.Second
-	ackMarkEvery   = 128
-	ackMarks       = 4096
+	// pullLongSession is a session that was none of a series of failures.
+	pullLongSession = time.Minute
+	ackMarkEvery    = 128
+	ackMarks        = 4096
 )
+
+// errDone ends a read that has come to its end.
+var errDone = errors.New("done")
 
 // errLost ends a session with a consumer; the next one begins behind what has been handled.
 var errLost = errors.New("consumer is lost")
+
+// errNotYet is what a callback for the end of the messages answers when it knows of more: a consumer with one replica
+// may sit on a server that is behind the leader of the stream.
+var errNotYet = errors.New("there is more to come")
 
 // pullConfig says what a puller reads.
 type pullConfig struct {
@@ -64,6 +74,9 @@ type puller struct {
 	sub  *nats.Subscription
 	down <-chan struct{}
 	req  []byte
+
+	unsettled bool          // the end was reached and more is known to come
+	quiet     time.Duration // since something was heard, while unsettled
 
 	wantMsgs, wantBytes int // requested and not yet delivered
 	grown               int // times that maxBytes had to be doubled since the last message
@@ -132,7 +145,7 @@ func (p *puller) open(ctx context.Context) error {
 	p.consumer, p.pending, p.marks = info.Name, info.NumPending, p.marks[:0]
 	p.mu.Unlock()
 	p.ch, p.sub, p.down = ch, sub, down
-	p.wantMsgs, p.wantBytes = 0, 0
+	p.wantMsgs, p.wantBytes, p.unsettled, p.quiet = 0, 0, false, 0
 	p.handled.Store(0)
 	p.session.Add(1)
 	return nil
@@ -155,19 +168,12 @@ func (p *puller) shut(ctx context.Context) error {
 	return err
 }
 
-// finish deletes the consumer of a read, also when ctx has ended, within a bound.
-func (p *puller) finish(ctx context.Context) {
-	dctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
-	defer cancel()
-	_ = p.shut(dctx) // it goes by itself when this fails
-}
-
-// run handles messages until ctx ends or a callback errs. empty, if not nil, is called when all the messages that
-// matched at some moment have been handled.
+// run handles messages until ctx ends or a callback errs. empty, if not nil, is called when all the messages that the
+// consumer knew of have been handled; while it returns errNotYet it is called again and again.
 func (p *puller) run(ctx context.Context, handle func(*Msg) error, empty func() error) error {
 	failures := 0
 	for {
-		before := p.last.Load()
+		before, began := p.last.Load(), time.Now()
 		err := p.once(ctx, handle, empty)
 		var user userError
 		if errors.As(err, &user) {
@@ -179,13 +185,13 @@ func (p *puller) run(ctx context.Context, handle func(*Msg) error, empty func() 
 		if !errors.Is(err, errLost) && !Retryable(err) {
 			return err
 		}
+		if p.last.Load() > before || time.Since(began) > pullLongSession {
+			failures = 0
+		}
 		if failures == 0 {
 			p.cfg.log.Info("cursor is made anew", "stream", p.cfg.stream, "seq", p.last.Load(), "err", err)
 		}
 		failures++
-		if p.last.Load() > before {
-			failures = 1
-		}
 		// Best effort and bounded: the consumer may be the very thing that does not answer.
 		dctx, cancel := context.WithTimeout(ctx, time.Second)
 		_ = p.shut(dctx)
@@ -213,9 +219,9 @@ func (p *puller) once(ctx context.Context, handle func(*Msg) error, empty func()
 }
 
 func (p *puller) receive(ctx context.Context, handle func(*Msg) error, empty func() error) error {
-	if empty != nil && p.pending == 0 {
-		if err := empty(); err != nil {
-			return userError{err}
+	if p.pending == 0 {
+		if err := p.atEnd(empty); err != nil {
+			return err
 		}
 	}
 	silence := time.NewTimer(pullSilence)
@@ -236,17 +242,41 @@ func (p *puller) receive(ctx context.Context, handle func(*Msg) error, empty fun
 				return err
 			}
 		}
+		if m == nil {
+			if err := p.atEnd(empty); err != nil {
+				return err
+			}
+			continue
+		}
 		if err := p.take(m, handle, empty); err != nil {
 			return err
 		}
 	}
 }
 
-// await waits for the next message of the server, which sends at least heartbeats.
+// atEnd tells the callback that the consumer has no more.
+func (p *puller) atEnd(empty func() error) error {
+	if empty == nil {
+		return nil
+	}
+	err := empty()
+	if p.unsettled = errors.Is(err, errNotYet); p.unsettled || err == nil {
+		return nil
+	}
+	return userError{err}
+}
+
+// await waits for the next message of the server, which sends at least heartbeats. It returns none when it is time to
+// look again whether the end was reached.
 func (p *puller) await(ctx context.Context, silence *time.Timer) (*nats.Msg, error) {
-	silence.Reset(pullSilence)
+	patience := pullSilence
+	if p.unsettled {
+		patience = pullUnsettled
+	}
+	silence.Reset(patience)
 	select {
 	case m := <-p.ch:
+		p.quiet = 0
 		return m, nil
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
@@ -255,6 +285,9 @@ func (p *puller) await(ctx context.Context, silence *time.Timer) (*nats.Msg, err
 	case <-p.c.closed:
 		return nil, classify("reading stream "+p.cfg.stream, nats.ErrConnectionClosed)
 	case <-silence.C:
+		if p.quiet += patience; p.quiet < pullSilence {
+			return nil, nil
+		}
 		return nil, fmt.Errorf("%w: no heartbeat for %s", errLost, pullSilence)
 	}
 }
@@ -309,13 +342,12 @@ func (p *puller) take(m *nats.Msg, handle func(*Msg) error, empty func() error) 
 	}
 	p.last.Store(pos.stream)
 	p.handled.Store(pos.consumer)
+	p.unsettled = false
 	if p.cfg.ackAll && (pos.consumer%ackMarkEvery == 0 || len(p.ch) == 0) {
 		p.mark(pos.stream, m.Reply)
 	}
-	if empty != nil && pos.pending == 0 {
-		if err := empty(); err != nil {
-			return userError{err}
-		}
+	if pos.pending == 0 {
+		return p.atEnd(empty)
 	}
 	return nil
 }
@@ -350,88 +382,4 @@ func (p *puller) grow(description string) {
 	if p.grown++; p.grown > 2 {
 		p.cfg.maxBytes = min(2*p.cfg.maxBytes, 1<<30)
 	}
-	p.wantBytes = 0
-}
-
-// mark remembers a place that can be acknowledged. Their number is bounded by forgetting every second one.
-func (p *puller) mark(seq uint64, reply string) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if len(p.marks) >= ackMarks {
-		kept := p.marks[:0]
-		for i := 1; i < len(p.marks); i += 2 {
-			kept = append(kept, p.marks[i])
-		}
-		p.marks = kept
-	}
-	p.marks = append(p.marks, ackMark{seq, reply})
-}
-
-// ack acknowledges everything up to seq, as far as there is a mark.
-func (p *puller) ack(seq uint64) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	n := 0
-	for n < len(p.marks) && p.marks[n].seq <= seq {
-		n++
-	}
-	if n == 0 {
-		return
-	}
-	reply := p.marks[n-1].reply
-	p.marks = append(p.marks[:0], p.marks[n:]...)
-	if err := p.c.nc.Publish(reply, nil); err != nil {
-		p.lost++
-	}
-}
-
-// position is what the reply subject of a delivered message says.
-type position struct {
-	stream, consumer uint64
-	time             int64
-	pending          uint64
-}
-
-// parseAckSubject reads $JS.ACK.<stream>.<consumer>.<delivered>.<sseq>.<cseq>.<time>.<pending>, or the newer form with
-// domain and account behind $JS.ACK and a token at the end (ADR-15).
-func parseAckSubject(s string) (p position, ok bool) {
-	const prefix = "$JS.ACK."
-	if len(s) < len(prefix) || s[:len(prefix)] != prefix {
-		return p, false
-	}
-	dots := 0
-	for i := 0; i < len(s); i++ {
-		if s[i] == '.' {
-			dots++
-		}
-	}
-	skip := 5 // tokens before <sseq>
-	if dots >= 10 {
-		skip = 7
-	} else if dots != 8 {
-		return p, false
-	}
-	i := 0
-	for ; skip > 0; i++ {
-		if s[i] == '.' {
-			skip--
-		}
-	}
-	var field [4]uint64
-	for f := range field {
-		start := i
-		for i < len(s) && s[i] != '.' {
-			d := s[i] - '0'
-			if d > 9 {
-				return p, false
-			}
-			field[f] = field[f]*10 + uint64(d)
-			i++
-		}
-		if i == start {
-			return p, false
-		}
-		i++
-	}
-	return position{stream: field[0], consumer: field[1], time: int64(field[2]), pending: field[3]}, true
 }

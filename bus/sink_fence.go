@@ -134,7 +134,6 @@ func (s *Sink) LastFence(ctx context.Context, flow, task string) (seq uint64, er
 // it returns, and calls want for each result of the flow, in order. What was published by anybody else is passed over.
 // After WriteFence it sees all that a former owner of the task has ever published there.
 func (s *Sink) Scan(ctx context.Context, from uint64, flow string, want func(task string, n uint64, i int, seq uint64)) (last uint64, err error) {
-	doing := "scanning stream " + s.name
 	info, err := s.c.Stream(ctx, s.name)
 	if err != nil {
 		return 0, err
@@ -144,23 +143,13 @@ func (s *Sink) Scan(ctx context.Context, from uint64, flow string, want func(tas
 		return last, nil
 	}
 	p := newPuller(s.c, pullConfig{stream: s.name, from: from + 1, name: "natsflow-scan", headersOnly: true})
-	err = p.run(ctx, func(m *Msg) error {
-		if m.Seq > last {
-			return errDone
-		}
+	err = p.read(ctx, last, func(m *Msg) error {
 		if f, task, n, i, ok := positionOf(m); ok && f == flow {
 			want(task, n, i, m.Seq)
 		}
-		if m.Seq == last {
-			return errDone
-		}
 		return nil
-	}, func() error { return errDone })
-	p.finish(ctx)
-	if !errors.Is(err, errDone) {
-		return 0, classify(doing, err)
-	}
-	return last, nil
+	})
+	return last, classify("scanning stream "+s.name, err)
 }
 
 // positionOf is the position of a result, from our header or else from its message id.

@@ -193,21 +193,22 @@ func (c *Conn) SeqAt(ctx context.Context, stream string, t time.Time) (uint64, e
 	if info.State.Msgs == 0 || !t.Before(info.State.LastTime) {
 		return info.State.LastSeq, nil
 	}
-	// A consumer is placed before the first message at or after its start time; its position is in the answer, and
-	// nothing needs to be read.
-	start := t.Add(1)
-	ci, err := c.createConsumer(ctx, stream, jetstream.ConsumerConfig{
-		Name: "natsflow-at-" + shortID(), DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &start,
-		AckPolicy: jetstream.AckNonePolicy, MemoryStorage: true, Replicas: 1, HeadersOnly: true, InactiveThreshold: 10 * time.Second,
-	})
-	if err != nil {
-		return 0, classify(doing, err)
+	// Timestamps never go back, so it can be searched for. A consumer by start time would give it in one step, but may
+	// sit on a replica that is behind.
+	low, high, best := info.State.FirstSeq, info.State.LastSeq, uint64(0)
+	for low <= high {
+		mid := low + (high-low)/2
+		m, err := c.nextMsg(ctx, stream, ">", mid)
+		switch {
+		case err != nil && classOf(err) != ErrNotFound:
+			return 0, classify(doing, err)
+		case err != nil || m.Time.After(t):
+			high = mid - 1
+		default:
+			best, low = m.Seq, m.Seq+1
+		}
 	}
-	_ = c.deleteConsumer(ctx, stream, ci.Name) // it goes by itself when this fails
-	if ci.Delivered.Stream < info.State.FirstSeq {
-		return 0, nil
-	}
-	return min(ci.Delivered.Stream, info.State.LastSeq), nil
+	return best, nil
 }
 
 // createConsumer creates a consumer whose name is new, so that a repetition after a lost answer finds its own one.
@@ -226,10 +227,6 @@ func (c *Conn) createConsumer(ctx context.Context, stream string, cfg jetstream.
 		return nil, err
 	}
 	return &info, nil
-}
-
-func (c *Conn) deleteConsumer(ctx context.Context, stream, name string) error {
-	return c.ask(ctx, "CONSUMER.DELETE."+stream+"."+name, struct{}{}, nil)
 }
 
 func streamInfo(si *jetstream.StreamInfo) StreamInfo {

@@ -72,11 +72,11 @@ func (p *progress) wake() {
 }
 
 // state is what the waiter looks at.
-func (p *progress) state(need uint64) (acked uint64, err error, fatal bool) { //nolint:revive // the error is a part of the state
+func (p *progress) state(need uint64) (acked uint64, fatal bool, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.need = need
-	return p.acked, errors.Join(p.errs...), p.fatal
+	return p.acked, p.fatal, errors.Join(p.errs...)
 }
 
 // waiter waits for progress on one connection.
@@ -97,7 +97,7 @@ func (w *waiter) init(ctx context.Context, c *Conn) error {
 
 // await returns when need messages are acknowledged, or with the first error if failFast, or when there is no hope.
 func (w *waiter) await(ctx context.Context, need uint64, failFast bool) error {
-	before, err, fatal := w.state(need)
+	before, fatal, err := w.state(need)
 	patience, silent := stallTimeout, time.Duration(0)
 	if w.ping != nil {
 		patience = pingEvery
@@ -121,8 +121,8 @@ func (w *waiter) await(ctx context.Context, need uint64, failFast bool) error {
 		case <-w.timer.C:
 			silent += patience
 		}
-		acked := before
-		if acked, err, fatal = w.state(need); acked != before || fatal {
+		var acked uint64
+		if acked, fatal, err = w.state(need); acked != before || fatal {
 			before, silent = acked, 0
 		}
 		if silent >= stallTimeout {
@@ -208,7 +208,7 @@ func (w *window) flush(ctx context.Context) error {
 	if err := w.await(ctx, w.sent, w.failFast); err != nil {
 		return err
 	}
-	_, err, _ := w.state(0)
+	_, _, err := w.state(0)
 	return err
 }
 

@@ -7,8 +7,9 @@
 // Two things are, and both live in NATS:
 //
 //   - the control stream (NATSFLOW_CONTROL, subjects control.>) holds the
-//     commands in one total order. A plain "nats pub control.drain ''" is a
-//     command; a worker that was away finds it there later;
+//     commands in one total order. An empty message to control.drain, sent by
+//     "nats pub" or anything else, is a command; a worker that was away finds it
+//     there later;
 //   - the flow record (bucket natsflow_control, key <flow>.flow) is the desired
 //     and the actual state of a flow. It is changed by compare-and-set only and
 //     remembers the sequence of the last command that was looked at, so that a

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -15,383 +17,277 @@ import (
 )
 
 var (
-	// ErrReplaced: another process joined under the name of this one.
-	ErrReplaced = errors.New("another process took the name of this one")
-	// ErrLeaseLost: the trust in the own lease ran out. The caller may join again.
-	ErrLeaseLost = errors.New("the lease was lost")
+	// ErrReplaced: another process joined under the same name. The older one
+	// must stop.
+	ErrReplaced = errors.New("another process took the name")
+	// ErrLeaseLost: the lease could not be renewed in time, or another process
+	// took over. The caller stops its work and may join again.
+	ErrLeaseLost = errors.New("the lease is lost")
 )
 
-// statusThrottle is the least time between two renewals that carry an urgent
-// status.
-const statusThrottle = 200 * time.Millisecond
+// MemberInfo is what a member tells of itself, stored with its lease.
+type MemberInfo struct {
+	Name     string    `json:"name"`
+	Instance string    `json:"instance"`
+	Host     string    `json:"host,omitempty"`
+	PID      int       `json:"pid,omitempty"`
+	Started  time.Time `json:"started"`
+	// TTL is that of the lease on the server, in nanoseconds in JSON.
+	TTL time.Duration `json:"ttl_ns"`
+	// Status is the member's own; see [Member.SetStatus].
+	Status json.RawMessage `json:"status,omitempty"`
+
+	// Renewed is the server's time of the last renewal, Age how long ago that is
+	// by the clock of this process (never below 0), and Active whether the flow
+	// is assigned to this instance. Only [Control.Members] sets them.
+	Renewed time.Time     `json:"-"`
+	Age     time.Duration `json:"-"`
+	Active  bool          `json:"-"`
+}
+
+// JoinOption is an option of Join.
+type JoinOption interface{ join(*Member) }
+
+// WithSameName says what to do when a process under the same name was active, has
+// been replaced and may not have noticed yet (or is frozen).
+type WithSameName struct {
+	// Immediate vouches for it that whatever the former process still publishes
+	// is refused, because every sink has a fence subject: the flow may be taken
+	// over at once. Without it Active waits until the former lease has run out.
+	Immediate bool
+}
+
+func (o WithSameName) join(m *Member) { m.immediate = o.Immediate }
+
+// Member is this process among the processes of a flow.
+type Member struct {
+	c         *Control
+	key       string
+	immediate bool
+	// joined is the sequence of our first entry: one of another instance that is
+	// later than it has replaced us.
+	joined uint64
+	// heldUntil is when the process of our name that we replaced cannot trust its
+	// lease any more. Ours must not end before that (so info.TTL is not less than
+	// the former one's): a third process starts as soon as ours is gone.
+	heldUntil time.Time
+	lease     *lease
+	active    chan struct{}
+	kick      chan struct{} // capacity 1: write the status soon
+	looks     chan struct{} // capacity 1: something changed, look at the assignment
+
+	mu      sync.Mutex
+	info    MemberInfo
+	stop    context.CancelCauseFunc // of Run, nil before it
+	stopped chan struct{}           // closed when Run has returned
+	left    bool
+
+	// rev is the sequence of our entry. Run's goroutine has it while Run runs,
+	// Leave's after that.
+	rev uint64
+	// wrote is when the last renewal was started.
+	wrote time.Time
+	// said is what was logged last about the assignment.
+	said string
+}
 
 func memberKey(flow, name string) string { return flow + ".member." + name }
 func assignmentKey(flow string) string   { return flow + ".assignment" }
 
-// MemberInfo is a member as its lease describes it.
-type MemberInfo struct {
-	// Name and Instance tell which process it is, Host and PID where it runs.
-	Name     string `json:"name"`
-	Instance string `json:"instance"`
-	Host     string `json:"host"`
-	PID      int    `json:"pid"`
-	// Started is when the process joined.
-	Started time.Time `json:"started"`
-	// TTL of its lease, in nanoseconds.
-	TTL time.Duration `json:"ttl"`
-	// Status is what the process says of itself.
-	Status json.RawMessage `json:"status,omitempty"`
-	// Renewed is when the lease was last renewed, by the server's clock.
-	Renewed time.Time `json:"-"`
-}
-
-// JoinConfig says how to join.
-type JoinConfig struct {
-	// Immediate lets the process start at once when a process of its name was
-	// active before. The caller vouches that the sinks keep out what that one
-	// may still publish. Otherwise it waits until the former lease is over.
-	Immediate bool
-}
-
-// Member is a process that takes part in a flow, active or standing by. Run has
-// to run for as long as it does.
-type Member struct {
-	c         *Control
-	key       string
-	lease     *lease
-	heldUntil time.Time
-	active    chan struct{}
-	look      chan struct{}
-	urgent    chan struct{}
-
-	mu   sync.Mutex
-	info MemberInfo
-	rev  uint64
-	left bool
-}
-
-// Join makes this process a member. A process that is there under the same name
-// is replaced: it ends with ErrReplaced.
-func (c *Control) Join(ctx context.Context, cfg JoinConfig) (*Member, error) {
-	host, err := os.Hostname()
-	if err != nil {
-		host = "unknown"
-	}
-	instance := c.cfg.Instance
-	if instance == "" {
-		instance = uuid.NewString()
+// Join takes a lease under the configured name. When another process has it, this
+// one takes it over; the older finds out at its next look and ends with
+// ErrReplaced. The lease lasts only if Run is called.
+func (c *Control) Join(ctx context.Context, opts ...JoinOption) (*Member, error) {
+	if c.cfg.Flow == "" {
+		return nil, fmt.Errorf("join: %w: no flow was named", ErrNoFlow)
 	}
 	m := &Member{
-		c: c, key: memberKey(c.cfg.Flow, c.cfg.Name), active: make(chan struct{}), look: make(chan struct{}, 1), urgent: make(chan struct{}, 1),
-		info: MemberInfo{Name: c.cfg.Name, Instance: instance, Host: host, PID: os.Getpid(), Started: time.Now().UTC(), TTL: c.cfg.LeaseTTL},
+		c: c, key: memberKey(c.cfg.Flow, c.cfg.Name),
+		active: make(chan struct{}), kick: make(chan struct{}, 1), looks: make(chan struct{}, 1),
+		stopped: make(chan struct{}),
+		info: MemberInfo{
+			Name: c.cfg.Name, Instance: c.cfg.Instance, Host: hostname(), PID: os.Getpid(), Started: time.Now().UTC(),
+		},
 	}
-	err = retry(ctx, c.log, "join", func() error { return m.join(ctx, cfg) })
-	if err != nil {
+	if m.info.Instance == "" {
+		m.info.Instance = uuid.NewString()
+	}
+	for _, o := range opts {
+		o.join(m)
+	}
+	if err := retry(ctx, c.log, "join", func() error { return m.join(ctx) }); err != nil {
 		return nil, fmt.Errorf("join flow %s as %s: %w", c.cfg.Flow, c.cfg.Name, err)
 	}
 	return m, nil
 }
 
-func (m *Member) join(ctx context.Context, cfg JoinConfig) error {
+// join makes one try to take the lease.
+func (m *Member) join(ctx context.Context) error {
+	former, err := m.c.bucket.Get(ctx, m.key)
+	vacant := errors.Is(err, bus.ErrNotFound)
+	if err != nil && !vacant {
+		return err
+	}
+	var old MemberInfo
+	if !vacant && (json.Unmarshal(former.Value, &old) != nil || old.TTL <= 0) {
+		// What cannot be read is replaced all the same, and waited for as long as
+		// for a lease of our own.
+		old = MemberInfo{TTL: m.c.cfg.LeaseTTL}
+	}
+	foreign := !vacant && old.Instance != m.info.Instance
+	switch {
+	case vacant:
+		m.info.TTL, m.heldUntil = m.c.cfg.LeaseTTL, time.Time{}
+	case foreign:
+		// Set before the write: when its outcome remains unknown, the next try
+		// finds our own entry and could not tell any more whom it replaced.
+		m.info.TTL = roundUpSecond(max(m.c.cfg.LeaseTTL, m.info.TTL, old.TTL))
+		m.heldUntil = time.Now().Add(old.TTL)
+	}
 	value, err := json.Marshal(m.info)
 	if err != nil {
 		return err
 	}
-	former, err := m.c.bucket.Get(ctx, m.key)
 	started := time.Now()
-	switch {
-	case errors.Is(err, bus.ErrNotFound):
-		m.rev, err = m.c.bucket.Create(ctx, m.key, value, m.c.cfg.LeaseTTL)
-	case err == nil:
-		m.rev, err = m.c.bucket.Update(ctx, m.key, value, former.Seq, m.c.cfg.LeaseTTL)
+	if vacant {
+		m.rev, err = m.c.bucket.Create(ctx, m.key, value, m.info.TTL)
+	} else {
+		m.rev, err = m.c.bucket.Update(ctx, m.key, value, former.Seq, m.info.TTL)
 	}
 	if err != nil {
 		return err
 	}
+	m.wrote, m.joined = started, m.rev
 	m.lease = newLease(started, m.c.cfg.LeaseTTL)
-	if former.Key == "" || cfg.Immediate {
-		return nil
+	if foreign {
+		m.hold(ctx, old, former)
 	}
-	// The former process of this name may not know yet that it is replaced.
-	now := time.Now()
-	ttl := m.c.cfg.LeaseTTL
-	var was MemberInfo
-	if json.Unmarshal(former.Value, &was) == nil && was.TTL > 0 {
-		ttl = was.TTL
+	if m.immediate {
+		m.heldUntil = time.Time{}
 	}
-	own, err := m.c.bucket.Get(ctx, m.key)
-	taken := own.Time
-	if err != nil {
-		taken = former.Time
-	}
-	m.heldUntil = now.Add(heldFor(ttl, former.Time, taken))
 	return nil
 }
 
-// Trusted reports whether the lease may still be relied on; it only looks at a
-// clock. Once false it stays so.
+// hold shortens the wait for the process that we replaced to what was left of its
+// lease, by the server's times of its last renewal and of our entry. When the
+// latter cannot be read, all of the lease is waited for.
+func (m *Member) hold(ctx context.Context, old MemberInfo, former bus.Item) {
+	wait := old.TTL
+	if item, err := m.c.bucket.Get(ctx, m.key); err == nil && item.Seq == m.joined {
+		wait = heldFor(old.TTL, former.Time, item.Time)
+		m.heldUntil = time.Now().Add(wait)
+	}
+	m.c.log.InfoContext(ctx, "replaced a process of the same name", "member", m.Name(), "host", old.Host, "pid", old.PID, "lease_left", wait)
+}
+
+func roundUpSecond(d time.Duration) time.Duration {
+	return (d + time.Second - 1).Truncate(time.Second)
+}
+
+// Name is the member's name.
+func (m *Member) Name() string { return m.c.cfg.Name }
+
+// Instance tells this process from others of the same name.
+func (m *Member) Instance() string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.info.Instance
+}
+
+// Trusted reports whether this process may rely on its lease at this moment: no
+// other can have taken over. It takes no lock and is cheap enough to be called
+// before each write to the network. Once Run has ended it is false for ever.
 func (m *Member) Trusted() bool { return m.lease.trusted(time.Now()) }
 
-// Active is closed when this process is the active one of the flow.
+// Active is closed when the flow is assigned to this instance and it may start.
+// Whether it still is then, Trusted and Run's return say.
 func (m *Member) Active() <-chan struct{} { return m.active }
 
-// SetStatus sets what the lease says of this process. It goes out with the next
-// renewal, within 200 ms if it is urgent.
-func (m *Member) SetStatus(status json.RawMessage, urgent bool) {
+// SetStatus sets what the member tells of itself, with the next renewal. status
+// must be valid JSON and is kept.
+func (m *Member) SetStatus(status json.RawMessage) {
 	m.mu.Lock()
+	defer m.mu.Unlock()
 	m.info.Status = status
-	m.mu.Unlock()
-	if urgent {
-		poke(m.urgent)
-	}
 }
 
-func poke(ch chan struct{}) {
+// PushStatus sends the status that was set last without waiting for the next
+// renewal, at most every 200 ms.
+func (m *Member) PushStatus() {
 	select {
-	case ch <- struct{}{}:
+	case m.kick <- struct{}{}:
 	default:
 	}
 }
 
-// Run renews the lease and looks whether this process is to be the active one,
-// until ctx ends (it returns nil then) or the place is lost: ErrReplaced,
-// ErrLeaseLost. When it returns the lease is not trusted any more.
-func (m *Member) Run(ctx context.Context) error {
-	inner, cancel := context.WithCancelCause(ctx)
-	var wg sync.WaitGroup
-	for _, f := range []func(context.Context) error{m.renew, m.decide, m.watch} {
-		wg.Go(func() {
-			if err := f(inner); err != nil {
-				cancel(err)
-			}
-		})
-	}
-	wg.Wait()
-	err := context.Cause(inner)
-	cancel(nil)
-	if ctx.Err() != nil {
-		// The caller may still have to publish before it leaves.
-		return nil
-	}
-	m.lease.end()
-	return err
-}
-
-// renew renews the lease by compare-and-set, every third of its time.
-func (m *Member) renew(ctx context.Context) error {
-	every := m.c.cfg.LeaseTTL / 3
-	t := time.NewTimer(every)
-	defer t.Stop()
-	last := time.Now()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-t.C:
-		case <-m.urgent:
-			if wait := statusThrottle - time.Since(last); wait > 0 {
-				pause := time.NewTimer(wait)
-				select {
-				case <-pause.C:
-				case <-ctx.Done():
-					pause.Stop()
-					return nil
-				}
-			}
-		}
-		started := time.Now()
-		// A renewal that is not answered is tried again while there is trust.
-		within, stop := context.WithDeadline(ctx, started.Add(every))
-		err := m.renewOnce(within)
-		stop()
-		switch {
-		case ctx.Err() != nil:
-			return nil
-		case err == nil:
-			last = started
-			if !m.lease.renewed(started, time.Now(), m.c.cfg.LeaseTTL) {
-				return fmt.Errorf("%w: the renewal came too late", ErrLeaseLost)
-			}
-			t.Reset(every)
-		case errors.Is(err, ErrReplaced), errors.Is(err, ErrLeaseLost):
-			return err
-		case !m.Trusted():
-			return fmt.Errorf("%w: it could not be renewed in time: %w", ErrLeaseLost, err)
-		default:
-			t.Reset(statusThrottle)
-		}
-	}
-}
-
-func (m *Member) renewOnce(ctx context.Context) error {
-	m.mu.Lock()
-	value, err := json.Marshal(m.info)
-	rev, left := m.rev, m.left
-	m.mu.Unlock()
-	if err != nil {
-		return err
-	}
-	if left {
-		return nil
-	}
-	next, err := m.c.bucket.Update(ctx, m.key, value, rev, m.c.cfg.LeaseTTL)
-	if err == nil {
-		m.setRev(next)
-		return nil
-	}
-	if !errors.Is(err, bus.ErrFenced) {
-		return err
-	}
-	// The key is not as we left it: replaced, expired, or renewed by a try of ours
-	// whose answer was lost.
-	item, gerr := m.c.bucket.Get(ctx, m.key)
-	if errors.Is(gerr, bus.ErrNotFound) {
-		return fmt.Errorf("%w: it had expired", ErrLeaseLost)
-	}
-	if gerr != nil {
-		return gerr
-	}
-	var held MemberInfo
-	if err := json.Unmarshal(item.Value, &held); err != nil {
-		return fmt.Errorf("%w: key %s: %w", ErrRecord, m.key, err)
-	}
-	if held.Instance != m.info.Instance {
-		return fmt.Errorf("%w: %s is now process %d on %s, since %s", ErrReplaced, held.Name, held.PID, held.Host, held.Started.Format(time.RFC3339))
-	}
-	m.setRev(item.Seq)
-	return err
-}
-
-func (m *Member) setRev(rev uint64) {
-	m.mu.Lock()
-	m.rev = max(m.rev, rev)
-	m.mu.Unlock()
-}
-
-// watch wakes decide when a lease or the assignment changes.
-func (m *Member) watch(ctx context.Context) error {
-	flow := m.c.cfg.Flow
-	var wg sync.WaitGroup
-	defer wg.Wait()
-	errs := make(chan error, 2)
-	for _, filter := range []string{flow + ".member.>", assignmentKey(flow)} {
-		wg.Go(func() {
-			errs <- m.c.bucket.Watch(ctx, filter, func(bus.Item) error {
-				poke(m.look)
-				return nil
-			})
-		})
-	}
-	err := <-errs
-	if ctx.Err() != nil {
-		return nil
-	}
-	return fmt.Errorf("watch the members: %w", err)
-}
-
-// decide looks at the assignment at each change, and now and then by itself since
-// a watcher can miss the end of a lease.
-func (m *Member) decide(ctx context.Context) error {
-	t := time.NewTicker(m.c.cfg.LeaseTTL / 2)
-	defer t.Stop()
-	var wake <-chan time.Time
-	started := false
-	for {
-		act, rev, err := m.situation(ctx)
-		switch {
-		case ctx.Err() != nil:
-			return nil
-		case err != nil:
-			if !bus.Retryable(err) {
-				return fmt.Errorf("look at the assignment: %w", err)
-			}
-			wake = time.After(statusThrottle)
-		case act.kind == actStart:
-			if !started && m.Trusted() {
-				started = true
-				close(m.active)
-			}
-		case started:
-			return fmt.Errorf("%w: another process is active", ErrLeaseLost)
-		case act.kind == actWait:
-			wake = time.After(time.Until(act.until))
-		case act.kind == actTake && m.Trusted():
-			if err := m.take(ctx, act.next, rev); err != nil {
-				m.c.log.Debug("did not get the assignment", "err", err)
-			}
-			wake = time.After(firstPause)
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-m.look:
-		case <-t.C:
-		case <-wake:
-			wake = nil
-		}
-	}
-}
-
-func (m *Member) take(ctx context.Context, next Assignment, rev uint64) error {
-	value, err := json.Marshal(next)
-	if err != nil {
-		return err
-	}
-	if rev == 0 {
-		_, err = m.c.bucket.Create(ctx, assignmentKey(m.c.cfg.Flow), value, 0)
-		return err
-	}
-	_, err = m.c.bucket.Update(ctx, assignmentKey(m.c.cfg.Flow), value, rev, 0)
-	return err
-}
-
-// situation reads the assignment and then its owner's lease, in this order.
-func (m *Member) situation(ctx context.Context) (action, uint64, error) {
-	s := situation{heldUntil: m.heldUntil}
-	item, err := m.c.bucket.Get(ctx, assignmentKey(m.c.cfg.Flow))
-	switch {
-	case errors.Is(err, bus.ErrNotFound):
-	case err != nil:
-		return action{}, 0, err
-	default:
-		s.assigned = true
-		if err := json.Unmarshal(item.Value, &s.assignment); err != nil {
-			return action{}, 0, fmt.Errorf("%w: key %s: %w", ErrRecord, item.Key, err)
-		}
-		held, err := m.c.bucket.Get(ctx, memberKey(m.c.cfg.Flow, s.assignment.Owner))
-		if err != nil && !errors.Is(err, bus.ErrNotFound) {
-			return action{}, 0, err
-		}
-		s.owner.present = err == nil
-		var info MemberInfo
-		if err == nil && json.Unmarshal(held.Value, &info) == nil {
-			s.owner.instance = info.Instance
-		}
-	}
-	return decide(m.info.Name, m.info.Instance, s, time.Now()), item.Seq, nil
-}
-
-// Leave gives the lease back, so that another process takes over at once. The
-// lease is not trusted from here on.
+// Leave gives up the lease: Trusted becomes false, Run returns nil, and only then
+// the lease is removed, so that a successor takes over at once. The caller has
+// stopped its work before. It does nothing when another process has the name.
 func (m *Member) Leave(ctx context.Context) error {
 	m.lease.end()
 	m.mu.Lock()
 	m.left = true
-	rev := m.rev
+	stop := m.stop
 	m.mu.Unlock()
-	err := m.c.bucket.Delete(ctx, m.key, rev)
-	if errors.Is(err, bus.ErrFenced) || errors.Is(err, bus.ErrNotFound) {
+	if stop != nil {
+		stop(errLeft)
+		select {
+		case <-m.stopped:
+		case <-ctx.Done():
+			return fmt.Errorf("leave: %w", context.Cause(ctx))
+		}
+	}
+	if time.Now().Before(m.heldUntil) {
+		// Whoever sees our lease gone starts at once, but the process that we
+		// replaced may still trust its own. Ours outlasts that one: let it run out.
 		return nil
+	}
+	err := retry(ctx, m.c.log, "leave", func() error { return m.deleteKey(ctx) })
+	if err != nil {
+		return fmt.Errorf("leave: %w", err)
+	}
+	return nil
+}
+
+func (m *Member) deleteKey(ctx context.Context) error {
+	err := m.c.bucket.Delete(ctx, m.key, m.rev)
+	if err == nil || errors.Is(err, bus.ErrNotFound) {
+		return nil
+	}
+	item, own, rerr := m.readOwn(ctx)
+	switch {
+	case errors.Is(rerr, bus.ErrNotFound), rerr == nil && !own:
+		return nil // gone already, or another's
+	case rerr == nil:
+		m.rev = item.Seq
 	}
 	return err
 }
 
-// Members returns the members of the flow and the assignment, which is zero when
-// no process was ever active.
-func (c *Control) Members(ctx context.Context) ([]MemberInfo, Assignment, error) {
-	items, err := c.bucket.List(ctx, c.cfg.Flow+".member.>")
+// readOwn reads the entry of our name and tells whether it is of this instance.
+func (m *Member) readOwn(ctx context.Context) (bus.Item, bool, error) {
+	item, err := m.c.bucket.Get(ctx, m.key)
 	if err != nil {
-		return nil, Assignment{}, fmt.Errorf("list the members of %s: %w", c.cfg.Flow, err)
+		return item, false, err
+	}
+	return item, m.isOwn(item.Value), nil
+}
+
+func (m *Member) isOwn(value []byte) bool {
+	var info MemberInfo
+	return json.Unmarshal(value, &info) == nil && info.Instance == m.Instance()
+}
+
+// Members lists the members of the flow by name, and its assignment (zero when
+// there is none).
+func (c *Control) Members(ctx context.Context) ([]MemberInfo, Assignment, error) {
+	assigned, _, err := c.readAssignment(ctx)
+	if err != nil && !errors.Is(err, bus.ErrNotFound) {
+		return nil, assigned, fmt.Errorf("list members: %w", err)
+	}
+	items, err := c.bucket.List(ctx, memberKey(c.cfg.Flow, ">"))
+	if err != nil {
+		return nil, assigned, fmt.Errorf("list members: %w", err)
 	}
 	var members []MemberInfo
 	for _, item := range items {
@@ -400,21 +296,25 @@ func (c *Control) Members(ctx context.Context) ([]MemberInfo, Assignment, error)
 		}
 		var info MemberInfo
 		if err := json.Unmarshal(item.Value, &info); err != nil {
-			return nil, Assignment{}, fmt.Errorf("%w: key %s: %w", ErrRecord, item.Key, err)
+			return nil, assigned, fmt.Errorf("list members: key %s: %w: %w", item.Key, ErrRecord, err)
 		}
-		info.Renewed = item.Time
+		info.Renewed, info.Age = item.Time, max(0, time.Since(item.Time))
+		info.Active = info.Name == assigned.Owner && info.Instance == assigned.Instance
 		members = append(members, info)
 	}
-	var assignment Assignment
+	slices.SortFunc(members, func(a, b MemberInfo) int { return strings.Compare(a.Name, b.Name) })
+	return members, assigned, nil
+}
+
+// readAssignment returns the assignment and its revision, or bus.ErrNotFound.
+func (c *Control) readAssignment(ctx context.Context) (Assignment, uint64, error) {
 	item, err := c.bucket.Get(ctx, assignmentKey(c.cfg.Flow))
-	switch {
-	case errors.Is(err, bus.ErrNotFound):
-	case err != nil:
-		return nil, Assignment{}, fmt.Errorf("read the assignment of %s: %w", c.cfg.Flow, err)
-	default:
-		if err := json.Unmarshal(item.Value, &assignment); err != nil {
-			return nil, Assignment{}, fmt.Errorf("%w: key %s: %w", ErrRecord, item.Key, err)
-		}
+	if err != nil {
+		return Assignment{}, 0, err
 	}
-	return members, assignment, nil
+	var a Assignment
+	if err := json.Unmarshal(item.Value, &a); err != nil || a.Owner == "" || a.Instance == "" {
+		return Assignment{}, 0, fmt.Errorf("key %s of bucket %s: %w: %v", item.Key, BucketName, ErrRecord, err)
+	}
+	return a, item.Seq, nil
 }

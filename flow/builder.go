@@ -7,7 +7,10 @@ import (
 	"fmt"
 	"regexp"
 	"slices"
+	"strings"
 	"time"
+	"unicode"
+	"unicode/utf8"
 )
 
 // DefaultPartitions is the number of partitions of a flow that does not say.
@@ -74,6 +77,7 @@ type Builder struct {
 	sinks   []SinkInfo
 	dead    int
 	control int
+	built   bool
 	errs    []error
 }
 
@@ -151,6 +155,12 @@ func New(name string, opts Options) *Builder {
 	if b.opts.CommitInterval < 0 {
 		b.errorf("flow %q: negative commit interval %v", name, b.opts.CommitInterval)
 	}
+	if b.opts.OnError != DeadLetter && b.opts.OnError != Stop {
+		b.errorf("flow %q: there is no OnError %d", name, b.opts.OnError)
+	}
+	if b.opts.Delivery != ExactlyOnce && b.opts.Delivery != AtLeastOnce {
+		b.errorf("flow %q: there is no Delivery %d", name, b.opts.Delivery)
+	}
 	if b.opts.OnError == DeadLetter {
 		b.dead = b.sink(SinkInfo{Kind: SinkDead})
 	}
@@ -174,9 +184,30 @@ func (b *Builder) step(info StepInfo) int {
 	if b.ids[info.ID] {
 		b.errorf("step %q: the id is used twice", info.ID)
 	}
+	if !validID(info.ID) {
+		b.errorf("step %q: an id has at most %d bytes of valid UTF-8 and no control characters", info.ID, maxID)
+	}
+	if info.Version < 0 {
+		b.errorf("step %q: negative version %d of the state", info.ID, info.Version)
+	}
 	b.ids[info.ID] = true
 	b.steps = append(b.steps, info)
 	return len(b.steps) - 1
+}
+
+// maxID bounds the id of a step, which goes into each section of stored state
+// and into a header of a dead letter.
+const maxID = 128
+
+func validID(id string) bool {
+	return len(id) <= maxID && utf8.ValidString(id) && !strings.ContainsFunc(id, unicode.IsControl)
+}
+
+// need reports that a step lacks something without which it cannot run.
+func (b *Builder) need(step int, what string, there bool) {
+	if !there {
+		b.errorf("step %q: there is no %s", b.steps[step].ID, what)
+	}
 }
 
 func (b *Builder) sink(info SinkInfo) int {
@@ -185,20 +216,25 @@ func (b *Builder) sink(info SinkInfo) int {
 }
 
 // Build checks the flow and returns it. The error joins everything that is
-// wrong with it.
+// wrong with it. It ends the building: later steps are not a part of the flow,
+// and a second Build is an error.
 func (b *Builder) Build() (*Flow, error) {
+	if b.built {
+		return nil, fmt.Errorf("flow %q: it was built already", b.name)
+	}
+	b.built = true
 	if len(b.sources) == 0 {
 		b.errorf("flow %q: no source", b.name)
 	}
-	if !slices.ContainsFunc(b.sinks, func(s SinkInfo) bool { return s.Kind == SinkStream || s.Kind == SinkBucket }) {
-		b.errorf("flow %q: no sink: end it with To, ToKV or a step that stops it", b.name)
+	if !slices.ContainsFunc(b.sinks, func(s SinkInfo) bool { return s.Kind != SinkDead }) {
+		b.errorf("flow %q: no sink: end it with To, ToKV or StopWhen", b.name)
 	}
 	if err := errors.Join(b.errs...); err != nil {
 		return nil, err
 	}
 	return &Flow{
-		name: b.name, opts: b.opts, steps: b.steps, sources: b.sources, keys: b.keys,
-		sinks: b.sinks, dead: b.dead, control: b.control,
+		name: b.name, opts: b.opts, steps: slices.Clone(b.steps), sources: slices.Clone(b.sources),
+		keys: slices.Clone(b.keys), sinks: slices.Clone(b.sinks), dead: b.dead, control: b.control,
 	}, nil
 }
 

@@ -81,6 +81,8 @@ func JSONState[S any](version int, migrate func(version int, data []byte, s *S) 
 	}
 }
 
+func (c StateCodec[S]) usable() bool { return c.Append != nil && c.Decode != nil }
+
 func (c StateCodec[S]) decode(version int, data []byte, s *S) error {
 	if version == c.Version {
 		return c.Decode(data, s)

@@ -20,7 +20,8 @@
 // The package knows no clock, no goroutine and no I/O: records go in, state and
 // an outbox come out. What a function of a step sees besides the value is in
 // [Meta]. A function must depend on nothing else that changes, or the results
-// after a crash differ from those before it.
+// after a crash differ from those before it. It must not change anything that
+// another call may see either: the tasks of a flow call it at the same time.
 //
 // # How it runs
 //
@@ -36,5 +37,7 @@
 //
 // A record that cannot be decoded, or whose step returns an error or panics, is
 // put into the outbox as a dead letter, with the original payload; with [Stop]
-// the flow stops before it.
+// the flow stops before it. What the record has changed and emitted until then
+// stays. After an error the other steps that follow the same stream get the
+// record all the same; a panic ends its way.
 package flow

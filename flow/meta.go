@@ -4,7 +4,7 @@ import "time"
 
 // Meta is what is known of a record besides its value: where it stands in its
 // source and, after a KeyBy, its key. A step gets a pointer to it that is valid
-// during the call only.
+// during the call only, and must not change it.
 type Meta struct {
 	// Stream is the name of the source stream.
 	Stream string

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 )
 
 // ErrOutbox says that bytes which should be an outbox are not one.
@@ -38,6 +39,9 @@ func appendOutputHead(dst []byte, sink int, subject []byte, headers ...string) [
 	return dst
 }
 
+// maxHeaders bounds the names and values of one output.
+const maxHeaders = 64
+
 // Outputs calls fn for each output of an outbox, in order. The byte slices of
 // the output point into the outbox. It returns an error that wraps [ErrOutbox]
 // when the bytes are not an outbox, and fn's error.
@@ -45,10 +49,11 @@ func Outputs(outbox []byte, fn func(i int, o Output) error) error {
 	r := reader{data: outbox}
 	for i := 0; len(r.data) > 0; i++ {
 		var o Output
-		o.Sink = int(r.uvarint())
+		sink := r.uvarint()
+		o.Sink = int(sink)
 		o.Subject = r.bytes()
 		n := r.uvarint()
-		if n > 64 {
+		if sink > math.MaxInt32 || n > maxHeaders {
 			r.bad = true
 		}
 		for j := uint64(0); j < n && !r.bad; j++ {

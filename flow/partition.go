@@ -1,5 +1,7 @@
 package flow
 
+import "unicode/utf8"
+
 // Partition returns the key group of a key: FNV-1a (32 bit) of its bytes modulo
 // n. It is the same function as the {{partition(n,tokens)}} mapping of
 // nats-server, so that a stream partitioned by the server and one partitioned
@@ -22,8 +24,16 @@ func Partition(key string, n int) int {
 // AppendToken appends s to dst as one token of a NATS subject. Bytes that a
 // token cannot hold (dots, wildcards, white space, control bytes) and '=' are
 // written as '=' and two hexadecimal digits; an empty string is written as a
-// lone '='. Distinct strings give distinct tokens.
+// lone '='. So are bytes that are not valid UTF-8, which tools could not show or
+// put into JSON. Distinct strings give distinct tokens.
 func AppendToken(dst []byte, s string) []byte {
+	n := 0
+	for n < len(s) && s[n] < utf8.RuneSelf && subjectByte(s[n]) {
+		n++
+	}
+	if n > 0 && n == len(s) {
+		return append(dst, s...)
+	}
 	return appendEscaped(dst, s, subjectByte)
 }
 
@@ -41,7 +51,13 @@ func appendEscaped(dst []byte, s string, ok func(byte) bool) []byte {
 	}
 	for i := 0; i < len(s); i++ {
 		c := s[i]
-		if ok(c) {
+		if c >= utf8.RuneSelf && ok(c) {
+			if _, n := utf8.DecodeRuneInString(s[i:]); n > 1 {
+				dst = append(dst, s[i:i+n]...)
+				i += n - 1
+				continue
+			}
+		} else if ok(c) {
 			dst = append(dst, c)
 			continue
 		}

@@ -2,6 +2,7 @@ package flow
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 )
 
@@ -42,7 +43,7 @@ func (s *source[T]) bind(in *instance) func(m *Meta, data []byte) {
 
 // From reads a stream. Each stream can be read once; several steps may follow.
 func From[T any](b *Builder, src Source, decode Decoder[T], opts ...StepOption) Stream[T] {
-	out := Stream[T]{b: b, hub: &hub[T]{}}
+	out := Stream[T]{b: b, hub: &hub[T]{b: b}}
 	for _, s := range b.sources {
 		if s.info().Stream == src.Stream {
 			b.errorf("source %q is read twice: read it once and let several steps follow", src.Stream)
@@ -52,8 +53,9 @@ func From[T any](b *Builder, src Source, decode Decoder[T], opts ...StepOption) 
 		b.errorf("source: no stream is named")
 	}
 	step := out.step("source", opts)
+	b.need(step, "decoder", decode != nil)
 	b.sources = append(b.sources, &source[T]{
-		inf:  SourceInfo{Step: b.steps[step].ID, Stream: src.Stream, Subjects: src.Subjects},
+		inf:  SourceInfo{Step: b.steps[step].ID, Stream: src.Stream, Subjects: slices.Clone(src.Subjects)},
 		step: step, decode: decode, out: out.hub,
 	})
 	return out
@@ -103,7 +105,7 @@ func (c *typedColumn[T]) reset() {
 // it happened in, not the batch.
 func (c *typedColumn[T]) play(t *Task, from, to int) {
 	next := t.in.keyed(c.key).(emit[T])
-	for from < to && t.halted == nil {
+	for from < to && t.in.halted == nil {
 		from = c.playUntilPanic(t, next, from, to)
 	}
 }
@@ -112,7 +114,7 @@ func (c *typedColumn[T]) playUntilPanic(t *Task, next emit[T], from, to int) (do
 	i := from
 	defer func() {
 		if r := recover(); r != nil {
-			t.panicked(r)
+			t.in.panicked(&t.meta, r)
 			done = i + 1
 		}
 	}()
@@ -129,12 +131,13 @@ func (c *typedColumn[T]) playUntilPanic(t *Task, next emit[T], from, to int) (do
 // the steps that follow can keep state for each key.
 func KeyBy[T any](s Stream[T], key func(m *Meta, v T) (string, error), opts ...StepOption) Stream[T] {
 	step := s.step("key", opts)
+	s.b.need(step, "function", key != nil)
 	if s.keyed {
 		s.b.errorf("step %q: the stream has a key already; a second key needs an exchange between tasks, which this version does not have", s.b.steps[step].ID)
 		return s
 	}
 	// Column 0 is the dead letters' (see Router.deadLetter).
-	node := &keyBy[T]{index: len(s.b.keys) + 1, out: &hub[T]{}}
+	node := &keyBy[T]{index: len(s.b.keys) + 1, out: &hub[T]{b: s.b}}
 	s.b.keys = append(s.b.keys, node)
 	s.hub.subscribe(func(in *instance) emit[T] {
 		r := in.router
@@ -254,27 +257,26 @@ func (r *Router) batch(p int) *Batch {
 // Route runs one record of the source up to its key. data is kept until the
 // batches that it went to are released; subject and nanos (the stream's
 // timestamp in nanoseconds since 1970) describe the record. With [Stop] a record
-// that fails is returned as a *StepError; what the router holds must not be
-// played then, since it may hold a part of the record.
+// that fails is returned as a *StepError, from then on by every call; what the
+// router holds must not be played then, since it may hold a part of the record.
 func (r *Router) Route(subject string, seq uint64, nanos int64, data []byte) (err error) {
 	m := &r.meta
 	m.Subject, m.Seq, m.nanos, m.Key, m.raw = subject, seq, nanos, "", data
 	defer func() {
 		if p := recover(); p != nil {
-			if h, ok := p.(halt); ok {
-				err = h.err
-				return
-			}
-			e := &StepError{Step: r.f.stepID(r.in.step), Stream: m.Stream, Subject: subject, Seq: seq, Err: panicError(p)}
-			if r.f.opts.OnError == Stop {
-				err = e
-				return
-			}
-			r.deadLetter(m, e)
+			r.in.panicked(m, p)
+			err = r.halted()
 		}
 	}()
 	r.route(m, data)
-	return nil
+	return r.halted()
+}
+
+func (r *Router) halted() error {
+	if r.in.halted == nil {
+		return nil
+	}
+	return r.in.halted
 }
 
 // deadLetter routes a record that has no key: its sequence chooses the task

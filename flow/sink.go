@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
+	"slices"
 )
 
 // Sink says where results go.
@@ -15,7 +16,8 @@ type Sink[T any] struct {
 	// created listens to. Required.
 	Subjects []string
 	// Subject appends the subject of a result to dst. Required. See
-	// [KeySubject].
+	// [KeySubject]. One that is not a subject, has more than 2,048 bytes or is
+	// not among Subjects makes the record a dead letter.
 	Subject func(dst []byte, m *Meta, v T) ([]byte, error)
 	// Encode appends the payload. Required.
 	Encode Encoder[T]
@@ -26,7 +28,8 @@ type KVSink[T any] struct {
 	// Bucket is its name. It is created when it is not there.
 	Bucket string
 	// Key appends the key of a result to dst. Defaults to the record's key, by
-	// [AppendKVKey].
+	// [AppendKVKey]. One that a bucket cannot have makes the record a dead
+	// letter.
 	Key func(dst []byte, m *Meta, v T) ([]byte, error)
 	// Encode appends the value. Required.
 	Encode Encoder[T]
@@ -49,8 +52,19 @@ func To[T any](s Stream[T], sink Sink[T], opts ...StepOption) {
 		s.b.errorf("step %q: To needs Stream, Subjects, Subject and Encode", s.b.steps[step].ID)
 		return
 	}
-	index := s.b.sink(SinkInfo{Step: s.b.steps[step].ID, Kind: SinkStream, Name: sink.Stream, Subjects: sink.Subjects})
-	publish(s, step, index, "", sink.Subject, sink.Encode)
+	if !validStream(sink.Stream) {
+		s.b.errorf("step %q: %q is not the name of a stream", s.b.steps[step].ID, sink.Stream)
+	}
+	for _, p := range sink.Subjects {
+		if !validPattern(p) {
+			s.b.errorf("step %q: %q is not a subject", s.b.steps[step].ID, p)
+		}
+	}
+	subjects := slices.Clone(sink.Subjects)
+	index := s.b.sink(SinkInfo{Step: s.b.steps[step].ID, Kind: SinkStream, Name: sink.Stream, Subjects: subjects})
+	publish(s, publication[T]{
+		step: step, sink: index, subject: sink.Subject, encode: sink.Encode, check: checkStreamSubject(subjects),
+	})
 }
 
 // ToKV puts each value into a KV bucket.
@@ -61,34 +75,54 @@ func ToKV[T any](s Stream[T], sink KVSink[T], opts ...StepOption) {
 		s.b.errorf("step %q: ToKV needs Bucket and Encode", s.b.steps[step].ID)
 		return
 	}
+	if !validBucket(sink.Bucket) {
+		s.b.errorf("step %q: %q is not the name of a bucket", s.b.steps[step].ID, sink.Bucket)
+	}
 	if sink.Key == nil {
 		sink.Key = func(dst []byte, m *Meta, _ T) ([]byte, error) { return AppendKVKey(dst, m.Key), nil }
 	}
 	index := s.b.sink(SinkInfo{Step: s.b.steps[step].ID, Kind: SinkBucket, Name: sink.Bucket})
-	publish(s, step, index, "$KV."+sink.Bucket+".", sink.Key, sink.Encode)
+	prefix := "$KV." + sink.Bucket + "."
+	publish(s, publication[T]{
+		step: step, sink: index, prefix: prefix, subject: sink.Key, encode: sink.Encode, check: checkKVSubject(prefix),
+	})
 }
 
-func publish[T any](s Stream[T], step, index int, prefix string,
-	subject func([]byte, *Meta, T) ([]byte, error), encode Encoder[T],
-) {
+// publication is what a sink step does with a value.
+type publication[T any] struct {
+	step, sink int
+	// prefix of each subject.
+	prefix  string
+	subject func(dst []byte, m *Meta, v T) ([]byte, error)
+	encode  Encoder[T]
+	// check looks at the whole subject.
+	check func(subject []byte) error
+}
+
+func publish[T any](s Stream[T], p publication[T]) {
 	s.hub.subscribe(func(in *instance) emit[T] {
 		t := in.task
-		var payload []byte
+		// Both are made before the outbox is touched: they may fail half-way.
+		var subject, payload []byte
 		return func(m *Meta, v T) {
-			in.step = step
+			in.step = p.step
 			var err error
-			t.subjectScratch, err = subject(append(t.subjectScratch[:0], prefix...), m, v)
-			if err == nil {
-				payload, err = encode(payload[:0], m, v)
+			if subject, err = p.subject(append(subject[:0], p.prefix...), m, v); err == nil {
+				switch {
+				case len(subject) <= len(p.prefix):
+					err = errNoSubject
+				default:
+					err = p.check(subject)
+				}
 			}
-			if err == nil && len(t.subjectScratch) == len(prefix) {
-				err = fmt.Errorf("empty subject")
+			if err == nil {
+				payload, err = p.encode(payload[:0], m, v)
 			}
 			if err != nil {
-				in.fail(step, m, err)
+				in.fail(p.step, m, err)
 				return
 			}
-			t.outbox = appendOutputHead(t.outbox, index, t.subjectScratch)
+			t.outbox = appendOutputHead(t.outbox, p.sink, subject)
 			t.outbox = appendBytes(t.outbox, payload)
 			t.outputs++
 		}
@@ -106,6 +140,7 @@ func appendBytes(dst, b []byte) []byte {
 func StopWhen[T any](s Stream[T], cond func(m *Meta, v T) (bool, error), opts ...StepOption) {
 	s = keyedBySubject(s)
 	step := s.step("stop-when", opts)
+	s.b.need(step, "function", cond != nil)
 	if s.b.control < 0 {
 		s.b.control = s.b.sink(SinkInfo{Kind: SinkControl})
 	}
@@ -123,14 +158,14 @@ func StopWhen[T any](s Stream[T], cond func(m *Meta, v T) (bool, error), opts ..
 			if !stop || t.stopped {
 				return
 			}
-			t.stopped = true
 			reason := fmt.Sprintf("step %s: stop_when held at %s sequence %d", in.f.stepID(step), m.Stream, m.Seq)
-			t.outbox = appendOutputHead(t.outbox, index, nil)
 			body, err := json.Marshal(map[string]string{"mode": "suspend", "at": "now", "reason": reason})
 			if err != nil {
 				in.fail(step, m, err)
 				return
 			}
+			t.stopped = true
+			t.outbox = appendOutputHead(t.outbox, index, nil)
 			t.outbox = appendBytes(t.outbox, body)
 			t.outputs++
 		}

@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
+	"strings"
 )
 
 // ErrState says that stored state cannot be read: its bytes are not an image,
@@ -33,11 +35,13 @@ type stateTable interface {
 
 // cell is the state of one key.
 type cell[S any] struct {
-	key   string
-	slot  int
-	dirty bool
-	gone  bool
-	state S
+	key  string
+	slot int32
+	// waiting is the place, from 1, among the results that wait for the commit.
+	waiting int32
+	dirty   bool
+	gone    bool
+	state   S
 }
 
 // table keeps cells by key, and in slots, so that an image of all of them can be
@@ -47,7 +51,7 @@ type table[S any] struct {
 	codec   StateCodec[S]
 	cells   map[string]*cell[S]
 	slots   []*cell[S]
-	free    []int
+	free    []int32
 	changed []*cell[S]
 	scratch []byte
 	// onLoaded is called when recovery has loaded all images.
@@ -61,7 +65,14 @@ func newTable[S any](t *Task, id string, codec StateCodec[S]) *table[S] {
 	return tab
 }
 
-func (tab *table[S]) get(key string) *cell[S] { return tab.cells[key] }
+// getOrAdd returns the cell of a key and whether it is new.
+func (tab *table[S]) getOrAdd(key string) (c *cell[S], fresh bool) {
+	if c := tab.cells[key]; c != nil {
+		return c, false
+	}
+	// The key may be a piece of a payload, which the cell must not keep.
+	return tab.add(strings.Clone(key)), true
+}
 
 // add makes a cell with the zero value. The key must not be there.
 func (tab *table[S]) add(key string) *cell[S] {
@@ -71,17 +82,35 @@ func (tab *table[S]) add(key string) *cell[S] {
 		tab.free = tab.free[:n-1]
 		tab.slots[c.slot] = c
 	} else {
-		c.slot = len(tab.slots)
+		c.slot = int32(len(tab.slots))
 		tab.slots = append(tab.slots, c)
 	}
 	tab.cells[key] = c
 	return c
 }
 
-func (tab *table[S]) mark(c *cell[S]) {
-	if !c.dirty {
-		c.dirty = true
-		tab.changed = append(tab.changed, c)
+// mark makes the cell a part of the next delta. It reports whether it was not
+// before.
+func (tab *table[S]) mark(c *cell[S]) bool {
+	if c.dirty {
+		return false
+	}
+	c.dirty = true
+	tab.changed = append(tab.changed, c)
+	return true
+}
+
+// takeBack undoes what a record that changed nothing has done: the mark, which
+// must be the last one, and the making of the cell.
+func (tab *table[S]) takeBack(c *cell[S], marked, fresh bool) {
+	if marked {
+		n := len(tab.changed) - 1
+		tab.changed[n] = nil
+		tab.changed = tab.changed[:n]
+		c.dirty = false
+	}
+	if fresh {
+		tab.forget(c)
 	}
 }
 
@@ -199,31 +228,43 @@ func (t *Task) Load(image []byte) error {
 	for len(r.data) > 0 {
 		id := string(r.bytes())
 		version, entries := r.uvarint(), r.uvarint()
-		if r.bad {
+		if r.bad || version > math.MaxInt32 {
 			return fmt.Errorf("%w: not an image", ErrState)
 		}
 		tab := t.byStep[id]
 		if tab == nil {
 			return fmt.Errorf("%w: there is state of a step %q, which the flow does not have", ErrState, id)
 		}
-		for ; entries > 0; entries-- {
-			key, n := r.bytes(), r.uvarint()
-			var value []byte
-			if n > 0 {
-				if value = r.take(n - 1); value == nil {
-					value = []byte{}
-				}
-			}
-			if r.bad {
-				return fmt.Errorf("%w: step %q: not an image", ErrState, id)
-			}
-			if err := tab.load(int(version), key, value); err != nil {
-				return fmt.Errorf("%w: step %q: %w", ErrState, id, err)
-			}
+		err := guard(func() error { return loadSection(&r, tab, int(version), entries) })
+		if err != nil {
+			return fmt.Errorf("%w: step %q: %w", ErrState, id, err)
 		}
 	}
 	return nil
 }
+
+// loadSection loads the entries of a section. Their number may be anything: each
+// takes bytes, so that the loop ends with them.
+func loadSection(r *reader, tab stateTable, version int, entries uint64) error {
+	for ; entries > 0; entries-- {
+		key, n := r.bytes(), r.uvarint()
+		var value []byte
+		if n > 0 {
+			if value = r.take(n - 1); value == nil {
+				value = []byte{}
+			}
+		}
+		if r.bad {
+			return errNotAnImage
+		}
+		if err := tab.load(version, key, value); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+var errNotAnImage = errors.New("not an image")
 
 // Loaded ends the loading of images.
 func (t *Task) Loaded() {
@@ -248,10 +289,17 @@ func (t *Task) BeginImage() { t.imageTable, t.imageSlot = 0, 0 }
 // the given number of keys, and whether there is more. Records may be played
 // between the parts: each part holds the values of its own time, and what
 // changed since BeginImage is in the deltas sealed since then.
+//
+// keys below one counts as one. An error is that of a state codec: the task
+// cannot go on.
 func (t *Task) NextImage(keys int) (part []byte, more bool, err error) {
+	keys = max(keys, 1)
 	for t.imageTable < len(t.tables) {
 		tab := t.tables[t.imageTable]
-		part, t.imageSlot, err = tab.appendImage(nil, t.imageSlot, keys)
+		err = guard(func() (err error) {
+			part, t.imageSlot, err = tab.appendImage(nil, t.imageSlot, keys)
+			return err
+		})
 		if err != nil {
 			return nil, false, fmt.Errorf("step %q: encode state: %w", tab.stepID(), err)
 		}

@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"slices"
-	"strings"
 	"time"
 )
 
@@ -29,37 +28,33 @@ func Stateful[T, S, U any](s Stream[T], id string, codec StateCodec[S],
 	fn func(m *Meta, state *S, v T, emit func(U)) error, opts ...StepOption,
 ) Stream[U] {
 	step, out := stateful(s, "stateful", id, codec.Version, opts), then[T, U](s)
+	s.b.need(step, "function", fn != nil)
+	s.b.need(step, "state codec with Append and Decode", codec.usable())
 	s.hub.subscribe(func(in *instance) emit[T] {
 		tab := newTable(in.task, in.f.stepID(step), codec)
 		next := out.hub.bind(in)
 		var current *Meta
 		each := func(u U) {
+			// A stateful step behind this one has its own.
+			drop, unchanged := current.drop, current.unchanged
 			next(current, u)
+			current.drop, current.unchanged = drop, unchanged
 			in.step = step
 		}
 		return func(m *Meta, v T) {
 			in.step, current = step, m
-			c := tab.get(m.Key)
-			fresh := c == nil
-			if fresh {
-				// The key may be a piece of a payload, which it must not keep.
-				c = tab.add(strings.Clone(m.Key))
-			}
+			c, fresh := tab.getOrAdd(m.Key)
 			m.drop, m.unchanged = false, false
 			// Marked before the call: a panic may leave the state changed.
-			marked := c.dirty
-			tab.mark(c)
+			marked := tab.mark(c)
 			err := fn(m, &c.state, v, each)
 			switch {
+			case m.drop && fresh:
+				tab.takeBack(c, marked, fresh)
 			case m.drop:
-				m.drop = false
 				tab.remove(c)
-			case m.unchanged && err == nil && !marked:
-				m.unchanged = false
-				tab.unmark(c)
-				if fresh {
-					tab.forget(c)
-				}
+			case m.unchanged && err == nil:
+				tab.takeBack(c, marked, fresh)
 			}
 			if err != nil {
 				in.fail(step, m, err)
@@ -67,14 +62,6 @@ func Stateful[T, S, U any](s Stream[T], id string, codec StateCodec[S],
 		}
 	})
 	return out
-}
-
-// unmark takes back the last mark.
-func (tab *table[S]) unmark(c *cell[S]) {
-	if n := len(tab.changed); n > 0 && tab.changed[n-1] == c {
-		tab.changed = tab.changed[:n-1]
-		c.dirty = false
-	}
 }
 
 // EmitMode says when an aggregate emits.
@@ -104,6 +91,12 @@ type Aggregator[T, S, U any] struct {
 // Aggregate folds the records of each key. id is the identity of the state.
 func Aggregate[T, S, U any](s Stream[T], id string, a Aggregator[T, S, U], opts ...StepOption) Stream[U] {
 	step, out := stateful(s, "aggregate", id, a.State.Version, opts), then[T, U](s)
+	s.b.need(step, "Add", a.Add != nil)
+	s.b.need(step, "Result", a.Result != nil)
+	s.b.need(step, "state codec with Append and Decode", a.State.usable())
+	if a.Emit != EmitUpdate && a.Emit != EmitCommit {
+		s.b.errorf("step %q: there is no EmitMode %d", id, a.Emit)
+	}
 	s.hub.subscribe(func(in *instance) emit[T] {
 		tab := newTable(in.task, in.f.stepID(step), a.State)
 		next := out.hub.bind(in)
@@ -116,8 +109,8 @@ func Aggregate[T, S, U any](s Stream[T], id string, a Aggregator[T, S, U], opts 
 			next(m, u)
 		}
 		if a.Emit == EmitCommit {
-			latest := &latestResults[S]{in: in, step: step, table: tab, result: result, last: map[*cell[S]]Meta{}}
-			in.task.flushers = append(in.task.flushers, latest.flush)
+			latest := &latestResults[S]{in: in, step: step, result: result}
+			in.task.flushers = append(in.task.flushers, flusher{step, latest.flush})
 			return func(m *Meta, v T) {
 				in.step = step
 				if c := addTo(in, step, tab, a.Add, m, v); c != nil {
@@ -136,20 +129,15 @@ func Aggregate[T, S, U any](s Stream[T], id string, a Aggregator[T, S, U], opts 
 }
 
 func addTo[T, S any](in *instance, step int, tab *table[S], add func(*Meta, *S, T) error, m *Meta, v T) *cell[S] {
-	c := tab.get(m.Key)
-	fresh := c == nil
-	if fresh {
-		c = tab.add(strings.Clone(m.Key))
-	}
+	c, fresh := tab.getOrAdd(m.Key)
+	// Marked before the call: a panic may leave the state changed.
+	marked := tab.mark(c)
 	if err := add(m, &c.state, v); err != nil {
 		// A key whose only record failed has no state.
-		if fresh {
-			tab.forget(c)
-		}
+		tab.takeBack(c, marked, fresh)
 		in.fail(step, m, err)
 		return nil
 	}
-	tab.mark(c)
 	return c
 }
 
@@ -158,29 +146,35 @@ func addTo[T, S any](in *instance, step int, tab *table[S], add func(*Meta, *S, 
 type latestResults[S any] struct {
 	in     *instance
 	step   int
-	table  *table[S]
 	result func(*Meta, *cell[S])
-	order  []*cell[S]
-	last   map[*cell[S]]Meta
+	// waiting has the changed keys in the order of their first change; a cell
+	// knows its place.
+	waiting []waitingResult[S]
+}
+
+type waitingResult[S any] struct {
+	cell *cell[S]
+	last Meta
 }
 
 func (l *latestResults[S]) changed(c *cell[S], m *Meta) {
-	if _, ok := l.last[c]; !ok {
-		l.order = append(l.order, c)
+	if c.waiting > 0 {
+		l.waiting[c.waiting-1].last = *m
+		return
 	}
-	l.last[c] = *m
+	l.waiting = append(l.waiting, waitingResult[S]{c, *m})
+	c.waiting = int32(len(l.waiting))
 }
 
 func (l *latestResults[S]) flush() {
-	for i := 0; i < len(l.order); {
+	for i := 0; i < len(l.waiting) && l.in.halted == nil; {
 		i = l.flushUntilPanic(i)
-		if l.in.task.halted != nil {
-			break
-		}
 	}
-	clear(l.order)
-	l.order = l.order[:0]
-	clear(l.last)
+	for _, w := range l.waiting {
+		w.cell.waiting = 0
+	}
+	clear(l.waiting)
+	l.waiting = l.waiting[:0]
 }
 
 func (l *latestResults[S]) flushUntilPanic(from int) (done int) {
@@ -188,15 +182,15 @@ func (l *latestResults[S]) flushUntilPanic(from int) (done int) {
 	i := from
 	defer func() {
 		if r := recover(); r != nil {
-			t.panicked(r)
+			l.in.panicked(&t.meta, r)
 			done = i + 1
 		}
 	}()
-	for ; i < len(l.order); i++ {
-		c := l.order[i]
-		t.meta = l.last[c]
+	for ; i < len(l.waiting); i++ {
+		w := &l.waiting[i]
+		t.meta = w.last
 		l.in.step = l.step
-		l.result(&t.meta, c)
+		l.result(&t.meta, w.cell)
 	}
 	return i
 }
@@ -206,6 +200,7 @@ func (l *latestResults[S]) flushUntilPanic(from int) (done int) {
 // identity of the state.
 func Dedupe[T any](s Stream[T], id string, within time.Duration, by func(m *Meta, v T) (string, error), opts ...StepOption) Stream[T] {
 	step, out := stateful(s, "dedupe", id, 0, opts), then[T, T](s)
+	s.b.need(step, "function", by != nil)
 	if within <= 0 {
 		s.b.errorf("step %q: dedupe within %v: a positive time is needed", id, within)
 	}

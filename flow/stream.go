@@ -14,10 +14,17 @@ type Stream[T any] struct {
 // it. A flow is a graph of hubs; an instance (of a router or a task) binds it to
 // closures that call each other, so that no value is boxed on its way.
 type hub[T any] struct {
+	b    *Builder
 	outs []func(in *instance) emit[T]
 }
 
-func (h *hub[T]) subscribe(bind func(in *instance) emit[T]) { h.outs = append(h.outs, bind) }
+// subscribe adds a step. After Build it does not: routers and tasks of the flow
+// may be bound at the same time, and the flow knows nothing of the step.
+func (h *hub[T]) subscribe(bind func(in *instance) emit[T]) {
+	if !h.b.built {
+		h.outs = append(h.outs, bind)
+	}
+}
 
 // bind makes the closure of an instance; once, however many steps lead here, so
 // that merged streams share what follows.
@@ -55,6 +62,8 @@ type instance struct {
 	step   int
 	task   *Task
 	router *Router
+	// halted is the failure that stops the flow.
+	halted *StepError
 }
 
 // fail reports that the record at hand failed in a step. With [Stop] it does
@@ -62,6 +71,8 @@ type instance struct {
 func (in *instance) fail(step int, m *Meta, err error) {
 	e := &StepError{Step: in.f.stepID(step), Stream: m.Stream, Subject: m.Subject, Seq: m.Seq, Err: err}
 	if in.f.opts.OnError == Stop {
+		// Noted before it unwinds: a step between here and there may recover.
+		in.halt(e)
 		panic(halt{e})
 	}
 	if in.router != nil {
@@ -73,6 +84,30 @@ func (in *instance) fail(step int, m *Meta, err error) {
 
 // halt unwinds a record whose failure stops the flow.
 type halt struct{ err *StepError }
+
+// halt notes the first failure, which is the one to report.
+func (in *instance) halt(e *StepError) {
+	if in.halted == nil {
+		in.halted = e
+	}
+}
+
+// panicked deals with what was recovered while the record at hand was in a step:
+// a halt, or a panic of a function of the user.
+func (in *instance) panicked(m *Meta, p any) {
+	if _, ok := p.(halt); ok {
+		return
+	}
+	e := &StepError{Step: in.f.stepID(in.step), Stream: m.Stream, Subject: m.Subject, Seq: m.Seq, Err: panicError(p)}
+	switch {
+	case in.f.opts.OnError == Stop:
+		in.halt(e)
+	case in.router != nil:
+		in.router.deadLetter(m, e)
+	default:
+		in.task.deadLetter(m, e)
+	}
+}
 
 func (f *Flow) stepID(i int) string {
 	if i < 0 || i >= len(f.steps) {
@@ -101,12 +136,13 @@ func (s Stream[T]) step(kind string, opts []StepOption) int {
 }
 
 func then[T, U any](s Stream[T]) Stream[U] {
-	return Stream[U]{b: s.b, hub: &hub[U]{}, keyed: s.keyed}
+	return Stream[U]{b: s.b, hub: &hub[U]{b: s.b}, keyed: s.keyed}
 }
 
 // Map turns each value into another. An error makes the record a dead letter.
 func Map[T, U any](s Stream[T], fn func(m *Meta, v T) (U, error), opts ...StepOption) Stream[U] {
 	step, out := s.step("map", opts), then[T, U](s)
+	s.b.need(step, "function", fn != nil)
 	s.hub.subscribe(func(in *instance) emit[T] {
 		next := out.hub.bind(in)
 		return func(m *Meta, v T) {
@@ -125,6 +161,7 @@ func Map[T, U any](s Stream[T], fn func(m *Meta, v T) (U, error), opts ...StepOp
 // Filter keeps the values for which keep is true.
 func Filter[T any](s Stream[T], keep func(m *Meta, v T) (bool, error), opts ...StepOption) Stream[T] {
 	step, out := s.step("filter", opts), then[T, T](s)
+	s.b.need(step, "function", keep != nil)
 	s.hub.subscribe(func(in *instance) emit[T] {
 		next := out.hub.bind(in)
 		return func(m *Meta, v T) {
@@ -146,6 +183,7 @@ func Filter[T any](s Stream[T], keep func(m *Meta, v T) (bool, error), opts ...S
 // What was emitted before an error goes on.
 func FlatMap[T, U any](s Stream[T], fn func(m *Meta, v T, emit func(U)) error, opts ...StepOption) Stream[U] {
 	step, out := s.step("flat-map", opts), then[T, U](s)
+	s.b.need(step, "function", fn != nil)
 	s.hub.subscribe(func(in *instance) emit[T] {
 		next := out.hub.bind(in)
 		var current *Meta
@@ -167,6 +205,7 @@ func FlatMap[T, U any](s Stream[T], fn func(m *Meta, v T, emit func(U)) error, o
 // the others to the second.
 func Branch[T any](s Stream[T], pred func(m *Meta, v T) (bool, error), opts ...StepOption) (yes, no Stream[T]) {
 	step := s.step("branch", opts)
+	s.b.need(step, "function", pred != nil)
 	yes, no = then[T, T](s), then[T, T](s)
 	s.hub.subscribe(func(in *instance) emit[T] {
 		nextYes, nextNo := yes.hub.bind(in), no.hub.bind(in)
@@ -207,6 +246,7 @@ func Merge[T any](first Stream[T], others ...Stream[T]) Stream[T] {
 // be called again for records that had not been committed.
 func Inspect[T any](s Stream[T], fn func(m *Meta, v T), opts ...StepOption) Stream[T] {
 	step, out := s.step("inspect", opts), then[T, T](s)
+	s.b.need(step, "function", fn != nil)
 	s.hub.subscribe(func(in *instance) emit[T] {
 		next := out.hub.bind(in)
 		return func(m *Meta, v T) {

@@ -1,10 +1,14 @@
 package flow
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"runtime/debug"
+	"slices"
 	"strconv"
+	"strings"
+	"unicode"
 )
 
 // Names of the headers of a dead letter.
@@ -40,8 +44,16 @@ func (e *StepError) Unwrap() error { return e.Err }
 // ErrPanic is wrapped by the error of a record whose step panicked.
 var ErrPanic = errors.New("step panicked")
 
+// panicError makes an error of what was recovered, with the stack from the
+// function that panicked on.
 func panicError(p any) error {
-	return fmt.Errorf("%w: %v\n%s", ErrPanic, p, debug.Stack())
+	stack := debug.Stack()
+	// The frames above are those of the recovery.
+	if i := bytes.LastIndex(stack, []byte("\npanic(")); i >= 0 {
+		lines := bytes.SplitN(stack[i+1:], []byte{'\n'}, 3)
+		stack = lines[len(lines)-1]
+	}
+	return fmt.Errorf("%w: %v\n%s", ErrPanic, p, stack)
 }
 
 // Task runs the keyed steps of one partition and keeps their state. It belongs
@@ -53,19 +65,22 @@ type Task struct {
 	byKey     []any
 	tables    []stateTable
 	byStep    map[string]stateTable
-	flushers  []func()
+	flushers  []flusher
 	meta      Meta
-	halted    *StepError
 	stopped   bool
 
-	delta, outbox  []byte
-	outputs, dead  int
-	records        int
-	imageTable     int
-	imageSlot      int
-	deltaHint      int
-	outboxHint     int
-	subjectScratch []byte
+	outbox        []byte
+	outputs, dead int
+	records       int
+	imageTable    int
+	imageSlot     int
+	deltaHint     int
+}
+
+// flusher emits what a step has kept back until the seal.
+type flusher struct {
+	step  int
+	flush func()
 }
 
 // Task makes the task of a partition, without state.
@@ -76,6 +91,9 @@ func (f *Flow) Task(partition int) *Task {
 	for i, k := range f.keys {
 		t.byKey[i] = k.bindTask(t.in)
 	}
+	// A step is made before those that follow it. In this order, what one step
+	// emits at a seal is there when the next one emits.
+	slices.SortFunc(t.flushers, func(a, b flusher) int { return a.step - b.step })
 	return t
 }
 
@@ -105,26 +123,11 @@ func (t *Task) Play(b *Batch) error {
 		from := next[r.column]
 		b.columns[r.column].play(t, from, from+r.n)
 		next[r.column] = from + r.n
-		if t.halted != nil {
-			return t.halted
+		if t.in.halted != nil {
+			return t.in.halted
 		}
 	}
 	return nil
-}
-
-// panicked deals with a panic while a record was played.
-func (t *Task) panicked(p any) {
-	if h, ok := p.(halt); ok {
-		t.halted = h.err
-		return
-	}
-	m := &t.meta
-	e := &StepError{Step: t.f.stepID(t.in.step), Stream: m.Stream, Subject: m.Subject, Seq: m.Seq, Err: panicError(p)}
-	if t.f.opts.OnError == Stop {
-		t.halted = e
-		return
-	}
-	t.deadLetter(m, e)
 }
 
 // deadLetter puts the record into the outbox, so that it is published exactly
@@ -142,19 +145,19 @@ func (t *Task) deadLetter(m *Meta, e *StepError) {
 	t.dead++
 }
 
-// headerText makes one line of at most 1,024 bytes of a text.
+// headerText makes one line of at most 1,024 bytes of a text, valid UTF-8.
 func headerText(s string) string {
 	const most = 1024
 	if len(s) > most {
 		s = s[:most]
 	}
-	b := []byte(s)
-	for i, c := range b {
-		if c < ' ' {
-			b[i] = ' '
+	line := strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) {
+			return ' '
 		}
-	}
-	return string(b)
+		return r
+	}, strings.ToValidUTF8(s, ""))
+	return strings.TrimSpace(line)
 }
 
 // Dirty reports whether there is state or output that no commit holds.
@@ -186,29 +189,56 @@ type Sealed struct {
 }
 
 // Seal takes what has changed since the last one. The byte strings belong to the
-// caller. An error is that of a state codec: the task cannot go on.
+// caller. An error is that of a state codec, or, with [Stop], the *StepError of a
+// step that emits with the commit: the task cannot go on.
 func (t *Task) Seal() (Sealed, error) {
-	for _, flush := range t.flushers {
-		flush()
-		if t.halted != nil {
-			return Sealed{}, t.halted
+	for _, f := range t.flushers {
+		f.flush()
+		if t.in.halted != nil {
+			return Sealed{}, t.in.halted
 		}
 	}
-	if t.deltaHint > 0 {
-		t.delta = make([]byte, 0, t.deltaHint)
+	s := Sealed{Outputs: t.outputs, DeadLetters: t.dead, Records: t.records}
+	var err error
+	if s.Delta, err = t.sealState(); err != nil {
+		return Sealed{}, err
 	}
-	for _, tab := range t.tables {
-		var err error
-		if t.delta, err = tab.appendDelta(t.delta); err != nil {
-			return Sealed{}, fmt.Errorf("step %q: encode state: %w", tab.stepID(), err)
-		}
-	}
-	s := Sealed{Delta: t.delta, Outbox: t.outbox, Outputs: t.outputs, DeadLetters: t.dead, Records: t.records}
-	t.deltaHint, t.outboxHint = len(t.delta), len(t.outbox)
-	t.delta, t.outbox = nil, nil
-	if t.outboxHint > 0 {
-		t.outbox = make([]byte, 0, t.outboxHint)
+	if n := len(t.outbox); n > 0 {
+		// The next commit is about as large.
+		s.Outbox, t.outbox = t.outbox, make([]byte, 0, n)
 	}
 	t.outputs, t.dead, t.records, t.stopped = 0, 0, 0, false
 	return s, nil
+}
+
+func (t *Task) sealState() ([]byte, error) {
+	var delta []byte
+	for _, tab := range t.tables {
+		if tab.dirty() == 0 {
+			continue
+		}
+		if delta == nil {
+			delta = make([]byte, 0, t.deltaHint)
+		}
+		err := guard(func() (err error) {
+			delta, err = tab.appendDelta(delta)
+			return err
+		})
+		if err != nil {
+			return nil, fmt.Errorf("step %q: encode state: %w", tab.stepID(), err)
+		}
+	}
+	t.deltaHint = len(delta)
+	return delta, nil
+}
+
+// guard runs a function that calls state codecs. A panic of theirs is an error of
+// the task like any other of theirs, not the end of the process.
+func guard(fn func() error) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = panicError(p)
+		}
+	}()
+	return fn()
 }

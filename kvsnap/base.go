@@ -205,7 +205,7 @@ func (b *Base) finish(ctx context.Context, h Head) error {
 	e := l.store.newHeader(KindBase, l.task, n, l.generation, head)
 	e.From, e.Floor = b.from, min(b.from, head.Published)
 	e.Sections = []section{b.chunks.section(sectionBase, b.set)}
-	if _, err := l.write(ctx, e, PointBaseWritten); err != nil {
+	if err := l.write(ctx, e, PointBaseWritten); err != nil {
 		l.store.dropRefused(ctx, l.task, err, b.set)
 		return err
 	}

@@ -85,7 +85,7 @@ func (s *Store) tryClaim(ctx context.Context, t TaskID) (*entry, error) {
 			h.N = head.N // has no body, and its head goes on in ours
 		}
 	}
-	value, sum, err := encodeEntry(h)
+	value, err := encodeEntry(h)
 	if err != nil {
 		return nil, err
 	}
@@ -95,7 +95,7 @@ func (s *Store) tryClaim(ctx context.Context, t TaskID) (*entry, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &entry{header: *h, task: t, sum: sum, seq: seq, size: len(value)}, nil
+	return &entry{header: *h, task: t, seq: seq}, nil
 }
 
 // open makes the log of a finished recovery.

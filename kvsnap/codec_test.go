@@ -35,7 +35,7 @@ func testHeader() *header {
 
 func encodeTest(t testing.TB, h *header, bodies ...[]byte) []byte {
 	t.Helper()
-	value, _, err := encodeEntry(h, bodies...)
+	value, err := encodeEntry(h, bodies...)
 	if err != nil {
 		t.Fatal(err)
 	}

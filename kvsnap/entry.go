@@ -71,9 +71,7 @@ type section struct {
 type entry struct {
 	header
 	task   TaskID
-	sum    uint64
 	seq    uint64 // in the bucket's stream
-	size   int    // of the whole value
 	bodies [][]byte
 }
 
@@ -97,13 +95,13 @@ func (e *entry) forget(name string) {
 }
 
 // encodeEntry seals a header and the bodies of its inline sections.
-func encodeEntry(h *header, bodies ...[]byte) (value []byte, sum uint64, err error) {
+func encodeEntry(h *header, bodies ...[]byte) ([]byte, error) {
 	line, err := json.Marshal(h)
 	if err != nil {
-		return nil, 0, fmt.Errorf("encode entry %d: %w", h.N, err)
+		return nil, fmt.Errorf("encode entry %d: %w", h.N, err)
 	}
-	value, sum = seal(line, bodies...)
-	return value, sum, nil
+	value, _ := seal(line, bodies...)
+	return value, nil
 }
 
 // decodeEntry decodes and checks the value of a key. flow is not checked if
@@ -113,11 +111,11 @@ func decodeEntry(flow, key string, value []byte) (*entry, error) {
 	if !ok {
 		return nil, corrupt(key, "not the key of a log entry")
 	}
-	line, body, sum, err := unseal(value)
+	line, body, _, err := unseal(value)
 	if err != nil {
 		return nil, corrupt(key, "%v", err)
 	}
-	e := &entry{task: task, sum: sum, size: len(value)}
+	e := &entry{task: task}
 	if err := unmarshalStrict(line, &e.header); err != nil {
 		return nil, corrupt(key, "%v", err)
 	}

@@ -47,7 +47,7 @@ func checkEntry(t *testing.T, key string, value []byte) {
 		}
 		return
 	}
-	again, _, err := encodeEntry(&e.header, e.bodies...)
+	again, err := encodeEntry(&e.header, e.bodies...)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -93,7 +93,7 @@ func (l *Log) Append(ctx context.Context, c Commit) (uint64, error) {
 	h.Outputs = c.Outputs
 	bodies, err := l.place(ctx, h, c.Delta, c.Outbox)
 	if err == nil {
-		_, err = l.write(ctx, h, PointCommitted, bodies...)
+		err = l.write(ctx, h, PointCommitted, bodies...)
 	}
 	if err != nil {
 		for _, s := range h.Sections {
@@ -127,7 +127,7 @@ func (l *Log) Release(ctx context.Context, h Head) error {
 		entry.Fresh = l.fresh && entry.Head.isZero()
 	}
 	l.mu.Unlock()
-	if _, err := l.write(ctx, entry, PointCommitted); err != nil {
+	if err := l.write(ctx, entry, PointCommitted); err != nil {
 		return fmt.Errorf("release task %s: %w", l.task, err)
 	}
 	l.fail(ErrReleased)
@@ -227,13 +227,13 @@ func (l *Log) newSet() string {
 
 // write appends the entry h and notes that it is there. The caller holds the
 // slot.
-func (l *Log) write(ctx context.Context, h *header, point string, bodies ...[]byte) (uint64, error) {
-	value, _, err := encodeEntry(h, bodies...)
+func (l *Log) write(ctx context.Context, h *header, point string, bodies ...[]byte) error {
+	value, err := encodeEntry(h, bodies...)
 	if err != nil {
-		return 0, err
+		return err
 	}
 	if ctx.Err() != nil { // nothing sent yet, so this one is not sticky
-		return 0, context.Cause(ctx)
+		return context.Cause(ctx)
 	}
 	last := l.lastSeq()
 	seq, err := l.store.appendEntry(ctx, l.task, h.N, l.generation, value, last)
@@ -241,13 +241,10 @@ func (l *Log) write(ctx context.Context, h *header, point string, bodies ...[]by
 		if !refused(err) {
 			l.fail(err)
 		}
-		return 0, err
+		return err
 	}
 	l.note(h, seq, len(value))
-	if err := l.store.probe(ctx, point, l.task); err != nil {
-		return 0, l.judge(err)
-	}
-	return seq, nil
+	return l.judge(l.store.probe(ctx, point, l.task))
 }
 
 func (l *Log) lastSeq() uint64 {

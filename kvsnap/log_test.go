@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -238,7 +239,7 @@ func TestLog_staleHead(t *testing.T) {
 			t.Errorf("entry %d after %d looks", n, looks)
 		}
 		b.onAppend, b.onLast = nil, nil
-		if _, _, got := mustClaim(t, s, testTask); !cmp.Equal(got, state{"a": "1", "b": "2"}) {
+		if _, _, got := mustClaim(t, s, testTask); !maps.Equal(got, state{"a": "1", "b": "2"}) {
 			t.Errorf("got %v", got)
 		}
 	})
@@ -394,7 +395,7 @@ func TestClaim_overtaken(t *testing.T) {
 			if _, _, err := s.Claim(t.Context(), testTask, state{}.load); !errors.Is(err, bus.ErrFenced) || b.onRead != nil {
 				t.Errorf("got %v", err)
 			}
-			if _, _, got := mustClaim(t, s, testTask); !cmp.Equal(got, st) {
+			if _, _, got := mustClaim(t, s, testTask); !maps.Equal(got, st) {
 				t.Error("state differs")
 			}
 		})
@@ -421,7 +422,7 @@ func TestClaim_lostRace(t *testing.T) {
 			return store()
 		}
 		_, r, got := mustClaim(t, s, testTask)
-		if want := (state{"a": "1", "b": "2"}); r.Generation != 4 || !cmp.Equal(got, want) {
+		if want := (state{"a": "1", "b": "2"}); r.Generation != 4 || !maps.Equal(got, want) {
 			t.Errorf("generation %d, %v", r.Generation, got)
 		}
 	})
@@ -442,7 +443,7 @@ func TestClaim_chunksOutOfOrder(t *testing.T) {
 	mustAppend(t, l, Commit{Delta: pairs(delta)})
 	_, _, got := mustClaim(t, s, testTask)
 	st["other"] = delta["other"]
-	if !cmp.Equal(st, got) {
+	if !maps.Equal(st, got) {
 		t.Error("state differs")
 	}
 }

@@ -1,6 +1,7 @@
 package kvsnap
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -50,6 +51,27 @@ func (w world) unpublished() []Pending {
 	return list
 }
 
+// differs says in what the recovered task is not that of the world, "" if in
+// nothing.
+func (w world) differs(r Recovered, got state) string {
+	if r.Fresh == w.touched {
+		return fmt.Sprintf("fresh is %v", r.Fresh)
+	}
+	if diff := cmp.Diff(w.head, r.Head, cmpopts.EquateEmpty()); diff != "" {
+		return diff
+	}
+	if !maps.Equal(w.state(), got) {
+		return "state differs"
+	}
+	same := func(a, b Pending) bool {
+		return a.N == b.N && bytes.Equal(a.Outbox, b.Outbox) && maps.Equal(a.Sinks, b.Sinks)
+	}
+	if want := w.unpublished(); !slices.EqualFunc(want, r.Unpublished, same) {
+		return fmt.Sprintf("%d outboxes instead of %d", len(r.Unpublished), len(want))
+	}
+	return ""
+}
+
 // machine drives one task through commits, bases, claims, releases, crashes at
 // every probe point, late former owners and late purges. worlds holds what the
 // bucket may contain: one, or two while the outcome of a crash is not known.
@@ -57,7 +79,8 @@ type machine struct {
 	ctx     context.Context
 	bucket  bucket
 	fake    *fakeBucket // nil with a real server
-	log     *Log        // nil: dead or released
+	opened  *Store
+	log     *Log // nil: dead or released
 	zombies []*Log
 	worlds  []world
 	gen     uint64
@@ -71,6 +94,9 @@ type machine struct {
 }
 
 func (m *machine) store() *Store {
+	if m.opened != nil {
+		return m.opened
+	}
 	cfg := testConfig()
 	cfg.ChunkSize = 200
 	cfg.Probe = func(_ context.Context, point string, _ TaskID) error {
@@ -84,7 +110,8 @@ func (m *machine) store() *Store {
 		}
 		return errCrash
 	}
-	return newStore(m.bucket, cfg)
+	m.opened = newStore(m.bucket, cfg)
+	return m.opened
 }
 
 // fakeFaults makes answers get lost and purges come late.
@@ -275,11 +302,7 @@ func (m *machine) claim(t *rapid.T) {
 		m.log, m.gen = l, r.Generation
 		var diffs []string
 		for _, w := range m.worlds {
-			want := Recovered{
-				Fresh: !w.touched, Generation: r.Generation, Head: w.head, Unpublished: w.unpublished(),
-				StateBytes: r.StateBytes, Entries: r.Entries,
-			}
-			diff := cmp.Diff(want, r, cmpopts.EquateEmpty()) + cmp.Diff(w.state(), got)
+			diff := w.differs(r, got)
 			if diff == "" {
 				m.worlds = []world{w}
 				return

@@ -1,9 +1,11 @@
 package kvsnap
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"strings"
 	"sync"
 	"testing"
@@ -69,7 +71,7 @@ func TestServer_largeState(t *testing.T) {
 			t.Fatalf("key %d differs", i)
 		}
 	}
-	if len(r.Unpublished) != 1 || !cmp.Equal(r.Unpublished[0].Outbox, noise(2, 3<<20)) || r.StateBytes < 100<<20 {
+	if len(r.Unpublished) != 1 || !bytes.Equal(r.Unpublished[0].Outbox, noise(2, 3<<20)) || r.StateBytes < 100<<20 {
 		t.Errorf("%d bytes, %d outboxes", r.StateBytes, len(r.Unpublished))
 	}
 }
@@ -156,13 +158,13 @@ func TestServer_fullBucket(t *testing.T) {
 	// What was acknowledged can be opened, and the log goes on, as soon as
 	// something else makes room: here a small commit still fits.
 	l, _, got := mustClaim(t, s, testTask)
-	if !cmp.Equal(want, got) {
+	if !maps.Equal(want, got) {
 		t.Fatal("state differs")
 	}
 	if err := commit(0, 1000); err != nil {
 		t.Fatalf("small commit: %v", err)
 	}
-	if _, _, got := mustClaim(t, s, testTask); !cmp.Equal(want, got) {
+	if _, _, got := mustClaim(t, s, testTask); !maps.Equal(want, got) {
 		t.Error("state differs at the end")
 	}
 }

@@ -19,12 +19,19 @@ const (
 	Both = ToServer | ToClient
 )
 
-// ErrCut is returned by the dialer of a [Link] that is cut.
+// ErrCut is returned by the dialer of a [Link] that lets no connection in.
 var ErrCut = errors.New("link is cut")
 
-// holdLimit bounds what a link holds in one direction of one connection. Above
-// it, its peers block as they would on a full socket buffer.
-const holdLimit = 64 << 20
+const (
+	// holdLimit bounds what a link holds in one direction of one connection.
+	// Above it, its peers block as they would on a full socket buffer.
+	holdLimit = 64 << 20
+	// idleLimit bounds what a link that does no harm keeps in its queue, so that
+	// a slow receiver is felt by the sender as it is without the link.
+	idleLimit = 256 << 10
+	// frozenLimit is what a frozen link still takes, as a socket buffer would.
+	frozenLimit = 64 << 10
+)
 
 // lane is the state of one direction.
 type lane struct {
@@ -34,9 +41,27 @@ type lane struct {
 	cutAfter int64 // bytes that still go through before a cut; negative for no limit
 }
 
+// limit is what a pump keeps in its queue at most, in bytes.
+func (ln lane) limit() int {
+	if ln.frozen {
+		return frozenLimit
+	}
+	if ln.held || ln.delay > 0 {
+		return holdLimit
+	}
+	return idleLimit
+}
+
 // Link stands between clients and a server and misbehaves on demand. One link
-// can carry many connections; what is asked of it applies to all of them, also
-// to those opened later. Its methods are safe for concurrent use.
+// can carry many connections; what is asked of it applies to all of them, and a
+// delay or a limit also to those opened later. Its methods are safe for concurrent use.
+//
+// New connections are refused while the link is cut, holds or is frozen. Those
+// would time out on a network; but the client of NATS keeps its mutex while it
+// shakes hands, a goroutine that waits for a mutex keeps the time of a bubble
+// from passing, and so the timeout would never come. For the same reason a
+// bubble stands still for ever if a client is used by one goroutine while it
+// reconnects over a delayed link in another: set a delay after connecting.
 type Link struct {
 	tb testing.TB
 
@@ -54,7 +79,8 @@ type Link struct {
 	wg      sync.WaitGroup
 }
 
-// NewLink returns a link that does no harm yet. It ends with the test.
+// NewLink returns a link that does no harm yet. It ends with the test. For use
+// in a bubble it must be made in that bubble.
 func NewLink(tb testing.TB) *Link {
 	tb.Helper()
 	l := &Link{
@@ -68,7 +94,7 @@ func NewLink(tb testing.TB) *Link {
 }
 
 // Dialer wraps a dialer, e.g. [Server.InProcess], so that its connections go
-// over the link. While the link is cut it returns [ErrCut].
+// over the link. While the link refuses connections it returns [ErrCut].
 func (l *Link) Dialer(dial func() (net.Conn, error)) func() (net.Conn, error) {
 	return func() (net.Conn, error) {
 		client, inner := net.Pipe()
@@ -82,8 +108,8 @@ func (l *Link) Dialer(dial func() (net.Conn, error)) func() (net.Conn, error) {
 }
 
 // Proxy opens a listener on a free loopback port that forwards to the server at
-// url, and returns its own URL. While the link is cut, or the server is down,
-// it closes what it has accepted at once. It cannot be used in a bubble.
+// url, and returns its own URL. While the link refuses connections, or the server
+// is down, it closes what it has accepted at once. It cannot be used in a bubble.
 func (l *Link) Proxy(url string) string {
 	l.tb.Helper()
 	addr := strings.TrimPrefix(url, "nats://")
@@ -139,8 +165,8 @@ func (l *Link) Hold(dir Direction) { l.change(dir, func(ln *lane) { ln.held = tr
 // Release delivers what was held in direction dir, in order, and what follows.
 func (l *Link) Release(dir Direction) { l.change(dir, func(ln *lane) { ln.held = false }) }
 
-// Freeze takes nothing more in direction dir: the sender blocks as soon as the
-// buffers on its way are full; in process, there are none.
+// Freeze delivers nothing more in direction dir and, unlike [Link.Hold], soon
+// takes nothing more either: after about 64 KiB a connection the sender blocks.
 func (l *Link) Freeze(dir Direction) { l.change(dir, func(ln *lane) { ln.frozen = true }) }
 
 // Thaw ends a [Link.Freeze].
@@ -192,7 +218,7 @@ func (l *Link) drop(cut bool) {
 func (l *Link) join(client net.Conn, dial func() (net.Conn, error)) error {
 	l.mu.Lock()
 	l.dials++
-	refused := l.cut || l.ended
+	refused := l.refuses()
 	l.mu.Unlock()
 	if refused {
 		return ErrCut
@@ -203,7 +229,7 @@ func (l *Link) join(client net.Conn, dial func() (net.Conn, error)) error {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.cut || l.ended { // while dialing
+	if l.refuses() { // since a moment ago
 		abort(server)
 		return ErrCut
 	}
@@ -211,6 +237,15 @@ func (l *Link) join(client net.Conn, dial func() (net.Conn, error)) error {
 	l.pairs[p] = struct{}{}
 	l.wg.Go(func() { p.carry(l) })
 	return nil
+}
+
+// refuses needs the lock.
+func (l *Link) refuses() bool {
+	stuck := l.cut || l.ended
+	for _, ln := range l.lanes {
+		stuck = stuck || ln.held || ln.frozen
+	}
+	return stuck
 }
 
 func (l *Link) forget(p *pair) {

@@ -68,24 +68,13 @@ type pump struct {
 	more, room chan struct{} // one token each: something was queued, taken out
 }
 
-const (
-	pumpBuffer = 64 << 10
-	// idleLimit bounds what a link that does no harm keeps in its queue, so that
-	// a slow receiver is felt by the sender as it is without the link.
-	idleLimit = 256 << 10
-)
+// pumpBuffer is the size of one Read.
+const pumpBuffer = 64 << 10
 
 func (b *pump) read() {
 	buf := make([]byte, pumpBuffer)
 	for {
-		if !b.wait(func(ln *lane) bool { return !ln.frozen }) {
-			return
-		}
 		n, err := b.src.Read(buf)
-		// A freeze that came during the read also holds back what it returned.
-		if !b.wait(func(ln *lane) bool { return !ln.frozen }) {
-			return
-		}
 		if n > 0 && !b.put(append([]byte(nil), buf[:n]...)) {
 			return
 		}
@@ -96,10 +85,12 @@ func (b *pump) read() {
 	}
 }
 
+// put queues data, when there is room; the end of the stream needs none.
 func (b *pump) put(data []byte) bool {
 	for {
+		ln, changed := b.look()
 		b.mu.Lock()
-		if b.size < b.limit() || data == nil {
+		if b.size < ln.limit() || data == nil {
 			b.queue = append(b.queue, chunk{data, time.Now()})
 			b.size += len(data)
 			b.mu.Unlock()
@@ -109,9 +100,9 @@ func (b *pump) put(data []byte) bool {
 		b.mu.Unlock()
 		select {
 		case <-b.room:
+		case <-changed:
 		case <-b.pair.gone:
 			return false
-		case <-b.changed():
 		}
 	}
 }
@@ -127,9 +118,11 @@ func (b *pump) write() {
 			return
 		}
 		data, cut := b.cutShort(c.data)
-		if _, err := b.dst.Write(data); err != nil {
-			b.pair.abort()
-			return
+		if len(data) > 0 { // an empty write to a pipe would wait for a reader
+			if _, err := b.dst.Write(data); err != nil {
+				b.pair.abort()
+				return
+			}
 		}
 		if cut {
 			// The end of the connection is orderly for the receiver, so that
@@ -144,104 +137,55 @@ func (b *pump) write() {
 // take waits for the head of the queue to be due and removes it.
 func (b *pump) take() (chunk, bool) {
 	for {
-		b.mu.Lock()
-		var head *chunk
-		if len(b.queue) > 0 {
-			head = &b.queue[0]
+		// Taken before the queue is looked at, so that no change is missed.
+		ln, changed := b.look()
+		c, ok, wait := b.head(ln)
+		if ok {
+			signal(b.room)
+			return c, true
 		}
-		held, delay := b.look()
-		if head != nil && !held {
-			c := *head
-			wait := time.Until(c.at.Add(delay))
-			if delay == 0 || wait <= 0 {
-				b.queue[0] = chunk{}
-				b.queue = b.queue[1:]
-				b.size -= len(c.data)
-				b.mu.Unlock()
-				signal(b.room)
-				return c, true
-			}
-			b.mu.Unlock()
-			if !b.sleep(wait) {
-				return chunk{}, false
-			}
-			continue
+		var due <-chan time.Time
+		if wait > 0 {
+			t := time.NewTimer(wait)
+			defer t.Stop() // few: only while a delay is set, and then once a chunk
+			due = t.C
 		}
-		b.mu.Unlock()
-		if !b.idle(head == nil) {
+		select {
+		case <-due:
+		case <-b.more:
+		case <-changed:
+		case <-b.pair.gone:
 			return chunk{}, false
 		}
 	}
 }
 
-// idle waits for a change of the link, or of the queue when that is empty.
-func (b *pump) idle(empty bool) bool {
-	changed := b.changed()
-	// The state may have changed since it was looked at: look again rather than
-	// miss a change. A queue that was empty leaves its token.
-	if held, _ := b.look(); !empty && !held {
-		return true
+// head removes the head of the queue if it is due, or says how long it still
+// has to wait: 0 when only a change can tell.
+func (b *pump) head(ln lane) (c chunk, ok bool, wait time.Duration) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.queue) == 0 || ln.held || ln.frozen {
+		return chunk{}, false, 0
 	}
-	more := b.more
-	if !empty {
-		more = nil
-	}
-	select {
-	case <-more:
-	case <-changed:
-	case <-b.pair.gone:
-		return false
-	}
-	return true
-}
-
-func (b *pump) sleep(d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-	case <-b.changed():
-	case <-b.pair.gone:
-		return false
-	}
-	return true
-}
-
-// wait waits until ok says true of the lane, or returns false when the pair is gone.
-func (b *pump) wait(ok func(*lane) bool) bool {
-	for {
-		b.link.mu.Lock()
-		fine, changed := ok(b.link.lanes[b.dir]), b.link.changed
-		b.link.mu.Unlock()
-		if fine {
-			return true
-		}
-		select {
-		case <-changed:
-		case <-b.pair.gone:
-			return false
+	c = b.queue[0]
+	if ln.delay > 0 {
+		if wait = time.Until(c.at.Add(ln.delay)); wait > 0 {
+			return chunk{}, false, wait
 		}
 	}
+	b.queue[0] = chunk{} // let go of the data
+	b.queue = b.queue[1:]
+	b.size -= len(c.data)
+	return c, true, 0
 }
 
-func (b *pump) changed() <-chan struct{} {
+// look returns the state of the lane, and a channel that is closed when that
+// may have changed.
+func (b *pump) look() (lane, <-chan struct{}) {
 	b.link.mu.Lock()
 	defer b.link.mu.Unlock()
-	return b.link.changed
-}
-
-func (b *pump) look() (held bool, delay time.Duration) {
-	b.link.mu.Lock()
-	defer b.link.mu.Unlock()
-	ln := b.link.lanes[b.dir]
-	return ln.held, ln.delay
-}
-
-func (b *pump) limit() int {
-	if held, delay := b.look(); held || delay > 0 {
-		return holdLimit
-	}
-	return idleLimit
+	return *b.link.lanes[b.dir], b.link.changed
 }
 
 // cutShort applies CutAfter to what is about to be written.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strconv"
 	"time"
 
 	"natsflow/bus"
@@ -35,6 +36,8 @@ type result struct {
 	task      *task
 	positions []uint64
 	released  bool
+	// refused: there was no room for the base.
+	refused bool
 }
 
 // commitJobs does the jobs of a task, one at a time, until its release.
@@ -42,11 +45,20 @@ func (s *session) commitJobs(ctx context.Context, t *task, done chan<- result) e
 	for {
 		select {
 		case j := <-t.jobs:
-			if err := s.commitJob(ctx, t, j); err != nil {
+			r := result{task: t, positions: j.positions, released: j.release}
+			was := t.log.Stats()
+			err := s.commitJob(ctx, t, j)
+			s.metrics.wrote(was, t.log.Stats())
+			if j.base != nil && errors.Is(err, bus.ErrNoSpace) {
+				// The log is good without it, only longer.
+				s.log.Warn("no room for a base; the next try is later", "task", t.id, "err", err)
+				r.refused, err = true, nil
+			}
+			if err != nil {
 				return fmt.Errorf("task %v: %w", t.id, err)
 			}
 			// The channel has room for a result of every task.
-			done <- result{task: t, positions: j.positions, released: j.release}
+			done <- r
 			if j.release {
 				return nil
 			}
@@ -68,7 +80,7 @@ func (s *session) commitJob(ctx context.Context, t *task, j job) error {
 		s.released.Add(1)
 		return s.cfg.reached(ctx, "released", t.id.String())
 	case j.base != nil:
-		return s.persist(ctx, "write a base", func() error { return j.base.Finish(ctx, j.head) })
+		return j.base.Finish(ctx, j.head)
 	}
 	outbox := j.sealed.Outbox
 	if s.flow.Options().Delivery == flow.AtLeastOnce {
@@ -94,8 +106,10 @@ func (s *session) commitJob(ctx context.Context, t *task, j job) error {
 	return s.cfg.reached(ctx, "published", t.id.String())
 }
 
-// persist repeats a write to the log while the bucket has no room or the server
-// is away. Nothing is acked meanwhile, and the lanes stop at their bounds.
+// persist repeats a write to the log while the bucket has no room. Nothing is
+// acked meanwhile, and the lanes stop at their bounds. While the server is away
+// the log itself waits; when it gives up, it is of no use any more, since what it
+// wrote last may be there or not.
 func (s *session) persist(ctx context.Context, what string, write func() error) error {
 	wait := newPatience(s, what)
 	for {
@@ -104,7 +118,7 @@ func (s *session) persist(ctx context.Context, what string, write func() error) 
 			wait.over()
 			return nil
 		}
-		if !errors.Is(err, bus.ErrNoSpace) && !bus.Retryable(err) || errors.Is(err, bus.ErrFenced) {
+		if !errors.Is(err, bus.ErrNoSpace) || errors.Is(err, bus.ErrFenced) {
 			return err
 		}
 		if err := wait.next(ctx, err); err != nil {
@@ -126,10 +140,13 @@ func (s *session) publish(ctx context.Context, t *task, n uint64, outbox []byte,
 	wait := newPatience(s, "publish")
 	for i := range groups {
 		g := &groups[i]
-		err := s.publishGroup(ctx, t, g)
+		err := s.publishGroup(ctx, t, g, from[g.to.name])
 		for err != nil {
 			if errors.Is(err, bus.ErrFenced) || !bus.Retryable(err) && !errors.Is(err, bus.ErrNoSpace) && !errors.Is(err, bus.ErrNotFound) {
 				return fmt.Errorf("publish to stream %s: %w", g.to.name, err)
+			}
+			if err := s.sameSink(ctx, g.to); err != nil {
+				return err
 			}
 			if err := wait.next(ctx, fmt.Errorf("stream %s: %w", g.to.name, err)); err != nil {
 				return err
@@ -173,6 +190,9 @@ func (s *session) groups(t *task, n uint64, outbox []byte) ([]group, error) {
 		for h := 0; h+1 < len(o.Headers); h += 2 {
 			out.Header = append(out.Header, bus.HeaderField{Name: o.Headers[h], Value: o.Headers[h+1]})
 		}
+		if to.dead {
+			shorten(&out, s.out.MaxPayload())
+		}
 		g.outs = append(g.outs, out)
 		g.index = append(g.index, i)
 		return nil
@@ -183,12 +203,45 @@ func (s *session) groups(t *task, n uint64, outbox []byte) ([]group, error) {
 	return groups, nil
 }
 
-func (s *session) publishGroup(ctx context.Context, t *task, g *group) error {
+// headerTruncated of a dead letter says how many bytes the record has when not
+// all of them fit beside the headers.
+const headerTruncated = "Natsflow-Truncated"
+
+// shorten makes a dead letter fit into a message. A record may be as large as a
+// message can be; with the headers that say why it failed it would be larger.
+func shorten(out *bus.Out, most int64) {
+	// As much as bus keeps for its own headers, and the one that is added.
+	room := most - 512
+	for _, h := range out.Header {
+		room -= int64(len(h.Name) + len(h.Value) + 4)
+	}
+	if int64(len(out.Data)) <= room {
+		return
+	}
+	out.Header = append(out.Header, bus.HeaderField{Name: headerTruncated, Value: strconv.Itoa(len(out.Data))})
+	out.Data = out.Data[:max(room, 0)]
+}
+
+// errSinkChanged ends a session that has a sink stream in hand which was deleted
+// and created again.
+var errSinkChanged = fmt.Errorf("the sink stream was created anew: %w", errAway)
+
+// sameSink makes sure, after a failure, that the sink is still the same stream:
+// another one has other settings, and sequences that say nothing.
+func (s *session) sameSink(ctx context.Context, to *target) error {
+	info, err := s.conn.Stream(ctx, to.name)
+	if err == nil && !info.Created.Equal(to.created) {
+		return fmt.Errorf("stream %s: %w", to.name, errSinkChanged)
+	}
+	return nil // not there, or it cannot be told: the next try will
+}
+
+func (s *session) publishGroup(ctx context.Context, t *task, g *group, from uint64) error {
 	if s.cfg.probe != nil && len(g.outs) > 1 {
 		// Only under test: a place to stop in the middle of a group.
 		half := *g
 		half.outs, half.index = g.outs[:len(g.outs)/2], g.index[:len(g.outs)/2]
-		if err := s.send(ctx, t, &half); err != nil {
+		if err := s.send(ctx, t, &half, from); err != nil {
 			return err
 		}
 		if err := s.cfg.reached(ctx, "half-published", t.id.String()); err != nil {
@@ -196,16 +249,20 @@ func (s *session) publishGroup(ctx context.Context, t *task, g *group) error {
 		}
 		g.outs, g.index = g.outs[len(half.outs):], g.index[len(half.index):]
 	}
-	return s.send(ctx, t, g)
+	return s.send(ctx, t, g, from)
 }
 
-func (s *session) send(ctx context.Context, t *task, g *group) error {
+// send publishes a group whose results cannot stand at or before from.
+func (s *session) send(ctx context.Context, t *task, g *group, from uint64) error {
 	last, err := g.to.sink.Publish(ctx, bus.Group{
 		Flow: s.flow.Name(), Task: t.id.String(), N: g.entry,
 		Fence: t.fences[g.to.index], Outs: g.outs, Index: g.index,
 	})
 	if err != nil {
 		return err
+	}
+	if last <= from {
+		return fmt.Errorf("stream %s: sequence %d came after %d: %w", g.to.name, last, from, errSinkChanged)
 	}
 	g.to.advance(last)
 	s.metrics.published(len(g.outs))
@@ -232,7 +289,7 @@ func (s *session) publishRest(ctx context.Context, t *task, g *group, from uint6
 	if len(g.outs) == 0 {
 		return nil
 	}
-	return s.send(ctx, t, g)
+	return s.send(ctx, t, g, from)
 }
 
 // drop removes the first outputs, up to the one with index held-1.
@@ -255,10 +312,15 @@ type position struct {
 // so that those before it are there too.
 func (s *session) held(ctx context.Context, to *target, from uint64) (map[position]int, error) {
 	held := map[position]int{}
-	last, err := to.sink.Scan(ctx, from, s.flow.Name(), func(task string, n uint64, i int, _ uint64) {
+	note := func(task string, n uint64, i int, _ uint64) {
 		p := position{task, n}
 		held[p] = max(held[p], i+1)
-	})
+	}
+	last, err := to.sink.Scan(ctx, from, s.flow.Name(), note)
+	if err == nil && last < from {
+		// The stream was created anew: its sequences began again.
+		last, err = to.sink.Scan(ctx, 0, s.flow.Name(), note)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("look for results in stream %s after sequence %d: %w", to.name, from, err)
 	}
@@ -286,7 +348,7 @@ func (p *patience) next(ctx context.Context, err error) error {
 	if now.Sub(p.complained) >= complainEvery {
 		p.complained = now
 		p.s.log.Warn("cannot "+p.what+"; trying again, nothing is lost", "for", now.Sub(p.began).Round(time.Second), "err", err)
-		p.s.setTrouble(fmt.Sprintf("cannot %s: %v", p.what, err))
+		p.s.setTrouble(p, fmt.Sprintf("cannot %s: %v", p.what, err))
 	}
 	t := time.NewTimer(p.backoff + rand.N(p.backoff))
 	defer t.Stop()
@@ -302,6 +364,6 @@ func (p *patience) next(ctx context.Context, err error) error {
 func (p *patience) over() {
 	if !p.complained.IsZero() {
 		p.s.log.Info("can "+p.what+" again", "after", time.Since(p.began).Round(time.Millisecond))
-		p.s.setTrouble("")
+		p.s.setTrouble(p, "")
 	}
 }

@@ -5,15 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 	"runtime"
 	"strings"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"natsflow/bus"
+	"natsflow/control"
 )
 
 // Errors of [Run].
@@ -76,11 +75,7 @@ type Config struct {
 
 func (c Config) withDefaults(partitions int) Config {
 	if c.Name == "" {
-		host, err := os.Hostname()
-		if err != nil {
-			host = "worker"
-		}
-		c.Name = strings.ToLower(host) + "-" + uuid.NewString()[:8]
+		c.Name = strings.ReplaceAll(control.DefaultName(), ".", "-")
 	}
 	if c.LeaseTTL == 0 {
 		c.LeaseTTL = 5 * time.Second

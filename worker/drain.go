@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"math"
 	"time"
 
 	"natsflow/bus"
@@ -28,6 +27,10 @@ type drainer struct {
 	// proposed is a cut that was decided here and is not yet in the record.
 	proposed map[string]uint64
 	retry    <-chan time.Time
+	// undecided: a drain is to begin whose cut is not known, and may be anywhere
+	// from where the flow is now. Readers that have not begun wait for it: a drain
+	// that was asked for while nobody ran would else come too late.
+	undecided bool
 }
 
 func (d *drainer) run(ctx context.Context) error {
@@ -42,6 +45,9 @@ func (d *drainer) run(ctx context.Context) error {
 				err = d.restart()
 			}
 			return err
+		}
+		if !d.undecided {
+			s.letRead()
 		}
 		done := s.readersDone
 		if d.cut == nil && !d.limited {
@@ -72,7 +78,10 @@ func (d *drainer) follow(rec control.Record) (restart bool, err error) {
 	case rec.State.Stopped():
 		// Somebody else ended the drain, which only a process can that took the
 		// tasks over.
-		return false, fmt.Errorf("the flow is %s: %w", rec.State, bus.ErrFenced)
+		return false, errStopped
+	case d.limited:
+		// The session is for what comes before a record that failed.
+		return false, nil
 	case rec.State != control.StateDraining:
 		if d.epoch == 0 {
 			return false, nil
@@ -83,57 +92,102 @@ func (d *drainer) follow(rec control.Record) (restart bool, err error) {
 		// Cancelled, and another one begun meanwhile.
 		return true, nil
 	case rec.Drain.Cut != nil:
-		if d.cut == nil {
-			d.epoch, d.cut = rec.Epoch, rec.Drain.Cut
-			d.limit(d.cut)
-			d.s.log.Info("draining", "epoch", rec.Epoch, "cut", control.FormatCut(d.cut), "mode", rec.Drain.Command.Mode)
-			d.w.status.phase("draining")
+		if d.cut == nil && !d.begin(rec) {
+			return false, d.refuse(rec)
 		}
 		return false, nil
 	case d.retry != nil:
 		return false, nil
 	}
-	return false, d.fixCut(rec)
+	return d.fixCut(rec)
+}
+
+// begin drains to the cut of the record. It reports false when the flow is beyond
+// it already.
+func (d *drainer) begin(rec control.Record) bool {
+	d.epoch, d.cut = rec.Epoch, rec.Drain.Cut
+	d.w.status.phase("draining")
+	for stream, at := range d.limit(d.cut) {
+		if cut, ok := d.cut[stream]; ok && at > cut {
+			return false
+		}
+	}
+	d.s.log.Info("draining", "epoch", rec.Epoch, "cut", control.FormatCut(d.cut), "mode", rec.Drain.Command.Mode)
+	return true
+}
+
+// refuse cancels a drain whose cut cannot be kept: a process that had lost the
+// flow fixed it late, when this one had read on.
+func (d *drainer) refuse(rec control.Record) error {
+	why := fmt.Sprintf("epoch %d: the cut %s was fixed by a process that was not active any more, the flow is beyond it: drain again",
+		rec.Epoch, control.FormatCut(rec.Drain.Cut))
+	d.s.log.Warn("the drain was cancelled", "epoch", rec.Epoch, "err", why)
+	next, err := d.s.ctl.Resume(d.s.ctx, why)
+	if err == nil {
+		_, err = d.s.ctl.SetError(d.s.ctx, why)
+	}
+	if err != nil {
+		return err
+	}
+	d.w.records.put(next)
+	return d.restart()
 }
 
 // fixCut decides where the drain cuts and writes it into the record.
-func (d *drainer) fixCut(rec control.Record) error {
+func (d *drainer) fixCut(rec control.Record) (restart bool, err error) {
 	if d.epoch == 0 {
 		d.epoch = rec.Epoch
 		d.w.status.phase("draining")
 	}
+	d.undecided = true
 	if d.proposed == nil {
+		if wait := notYet(rec.Drain.Command.At); wait > 0 {
+			// A resume may come before.
+			d.undecided = false
+			d.retry = time.After(wait)
+			return false, nil
+		}
 		cut, err := d.choose(rec.Drain.Command.At)
 		if err != nil {
-			return d.later(err)
+			return false, d.later(err)
 		}
 		d.proposed = cut
 	}
+	d.undecided = false
 	read := d.limit(d.proposed)
 	if err := d.s.cfg.reached(d.s.ctx, "cut-chosen", ""); err != nil {
-		return err
+		return false, err
 	}
 	next, err := d.s.ctl.FixCut(d.s.ctx, rec.Epoch, d.proposed, read)
 	switch {
 	case errors.Is(err, control.ErrCutBehind), errors.Is(err, control.ErrNotDraining):
 		// The record says what came of it.
 		d.s.log.Warn("the drain was refused", "epoch", rec.Epoch, "err", err)
-		d.epoch, d.proposed = 0, nil
-		d.unlimit()
 		fresh, err := d.s.ctl.Record(d.s.ctx)
 		if err != nil {
-			return d.later(err)
+			return false, d.later(err)
 		}
+		d.epoch, d.proposed = 0, nil
 		d.w.records.put(fresh)
-		return nil
+		d.w.status.phase("running")
+		// A reader that has come to its limit needs a new session.
+		return !d.unlimit(), nil
 	case err != nil:
-		return d.later(err)
+		return false, d.later(err)
 	}
 	if err := d.s.cfg.reached(d.s.ctx, "cut-fixed", ""); err != nil {
-		return err
+		return false, err
 	}
 	d.w.records.put(next)
-	return nil
+	return false, nil
+}
+
+// notYet returns how long a time that a drain waits for is away.
+func notYet(at control.At) time.Duration {
+	if at.Kind != control.AtTime {
+		return 0
+	}
+	return time.Until(at.Time)
 }
 
 // later tries again in a moment what failed because the server is away.
@@ -151,7 +205,11 @@ func (d *drainer) later(err error) error {
 func (d *drainer) choose(at control.At) (map[string]uint64, error) {
 	ctx := d.s.ctx
 	if at.Kind == control.AtNow {
-		return d.s.stopReaders(), nil
+		cut := make(map[string]uint64, len(d.s.readers))
+		for _, r := range d.s.readers {
+			cut[r.stream] = r.stopForCut()
+		}
+		return cut, nil
 	}
 	cut := make(map[string]uint64, len(d.s.readers))
 	for _, r := range d.s.readers {
@@ -162,7 +220,7 @@ func (d *drainer) choose(at control.At) (map[string]uint64, error) {
 				return nil, err
 			}
 			read, _ := r.position()
-			cut[r.stream] = max(info.LastSeq, read)
+			cut[r.stream] = max(info.LastSeq, read, r.ahead)
 		case control.AtTime:
 			seq, err := d.s.conn.SeqAt(ctx, r.stream, at.Time)
 			if err != nil {
@@ -173,7 +231,7 @@ func (d *drainer) choose(at control.At) (map[string]uint64, error) {
 			seq, ok := at.Seq[r.stream]
 			if !ok {
 				// A source that the command does not name stops where it is.
-				seq = r.stop()
+				seq = r.stopForCut()
 			}
 			cut[r.stream] = seq
 		}
@@ -187,23 +245,27 @@ func (d *drainer) choose(at control.At) (map[string]uint64, error) {
 	return cut, nil
 }
 
-// limit makes the readers stop at the cut and returns how far each has read.
+// limit makes the readers stop at the cut and returns where the flow is in each
+// source. A reader that is beyond the cut is left as it is.
 func (d *drainer) limit(cut map[string]uint64) map[string]uint64 {
 	read := make(map[string]uint64, len(d.s.readers))
 	for _, r := range d.s.readers {
-		at, ok := cut[r.stream]
-		if !ok {
-			at = math.MaxUint64
+		if at, ok := cut[r.stream]; ok {
+			read[r.stream], _ = r.setLimit(at)
+		} else {
+			read[r.stream] = r.stopForCut()
 		}
-		read[r.stream], _ = r.setLimit(at)
 	}
 	return read
 }
 
-func (d *drainer) unlimit() {
+// unlimit lets the readers go on. It reports false if one cannot.
+func (d *drainer) unlimit() bool {
+	all := true
 	for _, r := range d.s.readers {
-		r.setLimit(math.MaxUint64)
+		all = r.unlimit() && all
 	}
+	return all
 }
 
 // leave ends the session where it is.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -17,6 +18,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"natsflow/bus"
+	"natsflow/control"
 	"natsflow/flow"
 	"natsflow/testenv"
 )
@@ -30,13 +32,18 @@ type counted struct {
 }
 
 type countFlow struct {
-	name     string
-	sink     string
-	bucket   string
-	options  flow.Options
-	stopAt   int
-	slow     func()
-	badValue string
+	name    string
+	sources []string
+	sink    string
+	bucket  string
+	options flow.Options
+	// stopAt asks for a drain when a key has that many records.
+	stopAt int
+	// decode, key and step are called with each record; they may block, fail or
+	// panic.
+	decode, key, step func(m *flow.Meta, v string) error
+	// version of the stored state.
+	version int
 }
 
 func (c countFlow) build(tb testing.TB) *flow.Flow {
@@ -47,22 +54,40 @@ func (c countFlow) build(tb testing.TB) *flow.Flow {
 	if c.sink == "" {
 		c.sink = "OUT"
 	}
-	b := flow.New(c.name, c.options)
-	src := flow.From(b, flow.Source{Stream: "IN"}, flow.DecodeText())
-	keyed := flow.KeyBy(src, func(_ *flow.Meta, v string) (string, error) {
-		key, _, ok := strings.Cut(v, " ")
-		if !ok {
-			return "", errors.New("no key")
+	if len(c.sources) == 0 {
+		c.sources = []string{"IN"}
+	}
+	if c.version == 0 {
+		c.version = 1
+	}
+	call := func(fn func(*flow.Meta, string) error, m *flow.Meta, v string) error {
+		if fn == nil {
+			return nil
 		}
-		return key, nil
-	})
-	counts := flow.Stateful(keyed, "count", flow.JSONState[int](1, nil),
-		func(m *flow.Meta, n *int, v string, emit func(counted)) error {
-			if c.slow != nil {
-				c.slow()
+		return fn(m, v)
+	}
+	b := flow.New(c.name, c.options)
+	var keyed []flow.Stream[string]
+	for _, source := range c.sources {
+		src := flow.From(b, flow.Source{Stream: source}, func(m *flow.Meta, data []byte) (string, error) {
+			return string(data), call(c.decode, m, string(data))
+		}, flow.ID("from-"+source))
+		keyed = append(keyed, flow.KeyBy(src, func(m *flow.Meta, v string) (string, error) {
+			key, _, ok := strings.Cut(v, " ")
+			if !ok {
+				return "", errors.New("no key")
 			}
-			if c.badValue != "" && strings.HasSuffix(v, c.badValue) {
-				return errors.New("a bad value")
+			return key, call(c.key, m, v)
+		}, flow.ID("key-"+source)))
+	}
+	all := keyed[0]
+	if len(keyed) > 1 {
+		all = flow.Merge(keyed[0], keyed[1:]...)
+	}
+	counts := flow.Stateful(all, "count", flow.JSONState[int](c.version, nil),
+		func(m *flow.Meta, n *int, v string, emit func(counted)) error {
+			if err := call(c.step, m, v); err != nil {
+				return err
 			}
 			*n++
 			emit(counted{m.Key, *n, m.Seq})
@@ -85,21 +110,31 @@ func (c countFlow) build(tb testing.TB) *flow.Flow {
 	return f
 }
 
+// bubble runs fn with a lab in virtual time.
+func bubble(t *testing.T, fn func(t *testing.T, l *lab), opts ...testenv.Option) {
+	t.Helper()
+	testenv.Bubble(t, func(t *testing.T, srv *testenv.Server) { fn(t, newLab(t, srv)) }, opts...)
+}
+
 // lab is a server with a source stream, and what was put into it.
 type lab struct {
 	tb   testing.TB
 	ctx  context.Context
 	srv  *testenv.Server
 	conn *bus.Conn
-	// fed counts the records of each key.
-	fed map[string]int
-	seq uint64
-	log *slog.Logger
+	// rng chooses the keys.
+	rng *rand.Rand
+	// fed counts the records of each key, keys has the key of each record.
+	fed  map[string]int
+	keys []string
+	seq  uint64
+	log  *slog.Logger
+	ctl  *control.Control
 }
 
 func newLab(tb testing.TB, srv *testenv.Server) *lab {
 	tb.Helper()
-	l := &lab{tb: tb, ctx: tb.Context(), srv: srv, fed: map[string]int{}, log: slog.New(slog.DiscardHandler)}
+	l := &lab{tb: tb, ctx: tb.Context(), srv: srv, fed: map[string]int{}, rng: rand.New(rand.NewPCG(1, 2)), log: slog.New(slog.DiscardHandler)}
 	if testing.Verbose() {
 		l.log = slog.New(slog.NewTextHandler(tb.Output(), &slog.HandlerOptions{Level: slog.LevelInfo}))
 	}
@@ -115,20 +150,49 @@ func newLab(tb testing.TB, srv *testenv.Server) *lab {
 }
 
 // feed puts n records into the source, over the given number of keys.
-func (l *lab) feed(rng *rand.Rand, n, keys int) {
+func (l *lab) feed(rng *rand.Rand, n, keys int) { l.feedTo("in.", rng, n, keys) }
+
+func (l *lab) feedTo(prefix string, rng *rand.Rand, n, keys int) {
 	l.tb.Helper()
 	f := l.conn.NewFeeder(1000)
 	for range n {
 		key := fmt.Sprintf("k%d", rng.IntN(keys))
 		l.fed[key]++
+		l.keys = append(l.keys, key)
 		l.seq++
-		if err := f.Publish("in."+key, "", fmt.Appendf(nil, "%s v%d", key, l.seq)); err != nil {
+		if err := f.Publish(prefix+key, "", fmt.Appendf(nil, "%s v%d", key, l.seq)); err != nil {
 			l.tb.Fatal(err)
 		}
 	}
 	if err := f.Flush(l.ctx); err != nil {
 		l.tb.Fatal(err)
 	}
+}
+
+// more puts n records of 8 keys into the source.
+func (l *lab) more(n int) { l.feed(l.rng, n, 8) }
+
+// put puts one record into the source that does not count.
+func (l *lab) put(text string) uint64 {
+	l.tb.Helper()
+	seq, err := l.conn.Publish(l.ctx, "in.x", nil, []byte(text))
+	if err != nil {
+		l.tb.Fatal(err)
+	}
+	l.seq++
+	l.keys = append(l.keys, "")
+	return seq
+}
+
+// through is what the keys have up to a sequence of the source.
+func (l *lab) through(seq uint64) map[string]int {
+	fed := map[string]int{}
+	for _, key := range l.keys[:seq] {
+		if key != "" {
+			fed[key]++
+		}
+	}
+	return fed
 }
 
 // message is one message of a stream.
@@ -176,21 +240,30 @@ func (l *lab) read(stream string) []message {
 // judge is the naive model: per key, the results are exactly 1..n, in order.
 func (l *lab) judge(stream string) {
 	l.tb.Helper()
+	l.judgeResults(l.read(stream), l.fed)
+}
+
+// judgeThrough says that the results are those of the records up to a sequence.
+func (l *lab) judgeThrough(stream string, seq uint64) {
+	l.tb.Helper()
+	l.judgeResults(l.read(stream), l.through(seq))
+}
+
+func (l *lab) judgeResults(results []message, fed map[string]int) {
+	l.tb.Helper()
 	got := map[string]int{}
-	for _, m := range l.read(stream) {
+	for _, m := range results {
 		var r counted
 		if err := json.Unmarshal(m.data, &r); err != nil {
-			l.tb.Fatalf("%s sequence %d: %v", stream, m.seq, err)
+			l.tb.Fatalf("%s sequence %d: %v", m.subject, m.seq, err)
 		}
 		if r.N != got[r.Key]+1 {
-			l.tb.Fatalf("%s sequence %d: key %s: result %d follows %d; header %v", stream, m.seq, r.Key, r.N, got[r.Key], m.header)
+			l.tb.Fatalf("%s sequence %d: result %d follows %d; header %v", m.subject, m.seq, r.N, got[r.Key], m.header)
 		}
 		got[r.Key] = r.N
 	}
-	for key, n := range l.fed {
-		if got[key] != n {
-			l.tb.Fatalf("%s: key %s has %d results of %d", stream, key, got[key], n)
-		}
+	if diff := cmp.Diff(fed, got); diff != "" {
+		l.tb.Fatalf("results of each key (-want +got):\n%s", diff)
 	}
 }
 
@@ -212,6 +285,7 @@ func (l *lab) judgeLatest(stream string) {
 
 // process is one run of a worker, as a process would be.
 type process struct {
+	tb     testing.TB
 	link   *testenv.Link
 	cancel context.CancelFunc
 	done   chan struct{}
@@ -221,15 +295,21 @@ type process struct {
 
 var errCrash = errors.New("crashed")
 
+// probe is told at which point of the protocol which process is.
+type probe func(p *process, ctx context.Context, point, task string) error
+
 // start runs a worker. The probe is told the process, so that it can crash it.
-func (l *lab) start(f *flow.Flow, cfg Config, probe func(p *process, ctx context.Context, point, task string) error) *process {
+func (l *lab) start(f *flow.Flow, cfg Config, probe probe) *process {
 	ctx, cancel := context.WithCancel(l.ctx)
-	p := &process{link: testenv.NewLink(l.tb), cancel: cancel, done: make(chan struct{})}
+	p := &process{tb: l.tb, link: testenv.NewLink(l.tb), cancel: cancel, done: make(chan struct{})}
 	cfg.Bus = bus.Config{InProcess: p.link.Dialer(l.srv.InProcess), ConnectTimeout: time.Minute}
 	cfg.Logger = l.log
 	cfg.OnStatus = func(s Status) { p.status.Store(&s) }
 	if cfg.Name == "" {
 		cfg.Name = "w1"
+	}
+	if cfg.Lanes == 0 {
+		cfg.Lanes = 2
 	}
 	if probe != nil {
 		cfg.probe = func(ctx context.Context, point, task string) error { return probe(p, ctx, point, task) }
@@ -238,14 +318,113 @@ func (l *lab) start(f *flow.Flow, cfg Config, probe func(p *process, ctx context
 		defer close(p.done)
 		p.err = Run(ctx, f, cfg)
 	}()
+	l.tb.Cleanup(func() {
+		cancel()
+		<-p.done
+	})
 	return p
 }
 
 // wait returns how the process ended.
 func (p *process) wait() error {
-	<-p.done
+	p.tb.Helper()
+	t := time.NewTimer(5 * time.Minute)
+	defer t.Stop()
+	select {
+	case <-p.done:
+	case <-t.C:
+		stacks := make([]byte, 1<<20)
+		p.tb.Fatalf("the worker did not end\n%s", stacks[:runtime.Stack(stacks, true)])
+	}
 	p.cancel()
 	return p.err
+}
+
+// leave asks the process to end and returns how it ended.
+func (p *process) leave() error {
+	p.tb.Helper()
+	p.cancel()
+	return p.wait()
+}
+
+// ended reports whether the process has ended.
+func (p *process) ended() bool {
+	select {
+	case <-p.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// at returns the status of the process.
+func (p *process) at() Status {
+	if s := p.status.Load(); s != nil {
+		return *s
+	}
+	return Status{}
+}
+
+// awaitPhase waits for a phase of the process.
+func (l *lab) awaitPhase(p *process, phase string) {
+	l.tb.Helper()
+	l.await("phase "+phase, func() bool {
+		if p.ended() {
+			l.tb.Fatalf("the worker ended instead of being %s: %v", phase, p.err)
+		}
+		return p.at().Phase == phase
+	})
+}
+
+// awaitResults waits until a sink holds the results of all that was fed, or n.
+func (l *lab) awaitResults(p *process, n int) {
+	l.tb.Helper()
+	l.await(fmt.Sprintf("%d results", n), func() bool {
+		if p.ended() {
+			l.tb.Fatalf("the worker ended before there were %d results: %v", n, p.err)
+		}
+		return l.count("OUT") >= n
+	})
+}
+
+// count counts the results in a stream.
+func (l *lab) count(stream string) int {
+	l.tb.Helper()
+	info, err := l.conn.Stream(l.ctx, stream)
+	if errors.Is(err, bus.ErrNotFound) || err == nil && info.LastSeq == 0 {
+		return 0
+	}
+	if err != nil {
+		l.tb.Fatal(err)
+	}
+	return len(l.read(stream))
+}
+
+// gate holds a process at a point of the protocol.
+type gate struct {
+	point string
+	// skip is the number of passages that are let through before.
+	skip    atomic.Int64
+	open    chan struct{}
+	reached chan struct{}
+	once    sync.Once
+}
+
+func newGate(point string) *gate {
+	return &gate{point: point, open: make(chan struct{}), reached: make(chan struct{})}
+}
+
+func (g *gate) probe(p *process, _ context.Context, point, _ string) error {
+	if point != g.point || g.skip.Add(-1) >= 0 {
+		return nil
+	}
+	g.once.Do(func() { close(g.reached) })
+	// Not the session's context: a frozen process does not see its end.
+	select {
+	case <-g.open:
+	case <-p.tb.Context().Done():
+	}
+	return nil
 }
 
 // crasher stops a worker dead at the n-th passage of one point: its connections
@@ -280,17 +459,69 @@ func (c *crasher) probe(p *process, _ context.Context, point, _ string) error {
 	return errCrash
 }
 
-// await polls in virtual time until ok holds.
+// await polls until ok holds, in virtual time as a rule.
 func (l *lab) await(what string, ok func() bool) {
 	l.tb.Helper()
-	for range 100_000 {
+	for range 12_000 {
 		if ok() {
 			return
 		}
-		t := time.NewTimer(10 * time.Millisecond)
-		<-t.C
+		l.pass(10 * time.Millisecond)
 	}
 	l.tb.Fatalf("waited in vain: %s", what)
+}
+
+// pass lets time go by.
+func (l *lab) pass(d time.Duration) {
+	t := time.NewTimer(d)
+	<-t.C
+}
+
+// control opens the control of the flow "count".
+func (l *lab) control() *control.Control {
+	l.tb.Helper()
+	if l.ctl == nil {
+		var err error
+		if l.ctl, err = control.Open(l.ctx, control.Config{Conn: l.conn, Flow: "count"}); err != nil {
+			l.tb.Fatal(err)
+		}
+	}
+	return l.ctl
+}
+
+// record reads the flow record.
+func (l *lab) record() control.Record {
+	l.tb.Helper()
+	rec, err := l.control().Record(l.ctx)
+	if err != nil {
+		l.tb.Fatal(err)
+	}
+	return rec
+}
+
+// awaitRecord waits until the flow record is as it should be.
+func (l *lab) awaitRecord(what string, ok func(control.Record) bool) control.Record {
+	l.tb.Helper()
+	var rec control.Record
+	l.await(what, func() bool {
+		rec = l.record()
+		return ok(rec)
+	})
+	return rec
+}
+
+// drain drains the flow at the head by a worker of its own.
+func (l *lab) drain(f *flow.Flow, cfg Config) {
+	l.tb.Helper()
+	p := l.start(f, cfg, nil)
+	l.awaitPhase(p, "running")
+	l.send("control.drain.count", `{"at":"head"}`)
+	if err := p.wait(); err != nil {
+		l.tb.Fatalf("drain: %v", err)
+	}
+	if rec := l.record(); rec.State != control.StateDrained {
+		l.tb.Fatalf("drained: the record says %s, %s", rec.State, rec.LastError)
+	}
 }
 
 // send publishes a control command.
@@ -301,4 +532,24 @@ func (l *lab) send(subject, body string) uint64 {
 		l.tb.Fatal(err)
 	}
 	return seq
+}
+
+// judgeAtLeast says that no result is missing, and that what is repeated is repeated
+// as it was.
+func (l *lab) judgeAtLeast(stream string) {
+	l.tb.Helper()
+	got := map[string]int{}
+	for _, m := range l.read(stream) {
+		var r counted
+		if err := json.Unmarshal(m.data, &r); err != nil {
+			l.tb.Fatalf("%s sequence %d: %v", stream, m.seq, err)
+		}
+		if r.N > got[r.Key]+1 {
+			l.tb.Fatalf("%s sequence %d: key %s: result %d follows %d", stream, m.seq, r.Key, r.N, got[r.Key])
+		}
+		got[r.Key] = max(got[r.Key], r.N)
+	}
+	if diff := cmp.Diff(l.fed, got); diff != "" {
+		l.tb.Fatalf("%s: results of each key (-want +got):\n%s", stream, diff)
+	}
 }

@@ -19,6 +19,9 @@ const (
 	sealBytes = 384 << 10
 	// imageKeys is how many keys of a base are encoded between two batches.
 	imageKeys = 1024
+	// baseRetry is how long a task goes on without a base for which there was no
+	// room.
+	baseRetry = 10 * time.Second
 	// idleCheck is how often a lane looks for positions that moved without a
 	// commit.
 	idleCheck = time.Second
@@ -77,6 +80,12 @@ type task struct {
 	base          *kvsnap.Base
 	baseComplete  bool
 	baseUncovered bool
+	// baseHanded: the committer has it.
+	baseHanded bool
+	// baseUnhook keeps the end of the session from giving the base up.
+	baseUnhook func() bool
+	// baseAfter is when the next base may be begun, after one was refused.
+	baseAfter time.Time
 	// ended: the final job was handed over.
 	ended bool
 	// released: nothing is left to do.
@@ -173,9 +182,8 @@ func (l *lane) take(ctx context.Context, msg laneInput) error {
 		l.end = msg.end
 		copy(l.pos, msg.end.positions)
 		for _, t := range l.tasks {
-			if t.base != nil {
-				t.base.Abort()
-				t.base, t.baseComplete = nil, false
+			if !t.baseHanded {
+				t.dropBase()
 			}
 		}
 		return nil
@@ -212,9 +220,9 @@ func (l *lane) sealDue() error {
 			if err := l.sealLast(t, dirty); err != nil {
 				return err
 			}
-		case t.baseComplete && !t.baseUncovered:
+		case t.baseComplete && !t.baseUncovered && !t.baseHanded:
 			l.hand(t, job{base: t.base, head: t.head})
-			t.base, t.baseComplete = nil, false
+			t.baseHanded = true
 		case dirty && (idle || t.baseUncovered || time.Since(t.dirtySince) >= l.s.interval || t.flow.Pending() >= sealBytes):
 			if err := l.seal(t, false); err != nil {
 				return err
@@ -296,14 +304,31 @@ func (l *lane) jobDone(r result) {
 	if r.released {
 		t.released = true
 	}
+	if t.baseHanded {
+		t.dropBase()
+		if r.refused {
+			t.baseAfter = time.Now().Add(baseRetry)
+		}
+	}
 	l.s.progress(l)
-	if l.end == nil && t.base == nil && t.log.BaseDue() {
+	if l.end == nil && t.base == nil && !time.Now().Before(t.baseAfter) && t.log.BaseDue() {
 		// No append is on its way, so that every change so far is in the log and
 		// every later one will be in an entry after it.
 		t.base = t.log.BeginBase()
-		t.baseComplete = false
+		// Its upload waits for a server that is away, and the lane for the upload.
+		t.baseUnhook = context.AfterFunc(l.s.ctx, t.base.Abort)
 		t.flow.BeginImage()
 	}
+}
+
+// dropBase forgets the base, and gives it up if it is not finished.
+func (t *task) dropBase() {
+	if t.base == nil {
+		return
+	}
+	t.baseUnhook()
+	t.base.Abort()
+	t.base, t.baseComplete, t.baseUncovered, t.baseHanded = nil, false, false, false
 }
 
 func (l *lane) imaging() bool {

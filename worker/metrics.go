@@ -6,6 +6,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"natsflow/flow"
+	"natsflow/kvsnap"
 )
 
 // Metrics are the counters of a worker. Their labels are the flow's name only.
@@ -13,6 +14,7 @@ type Metrics struct {
 	commits, records, results, dead, publishes prometheus.Counter
 	stateBytes                                 prometheus.Counter
 	position                                   *prometheus.GaugeVec
+	written                                    *prometheus.CounterVec
 }
 
 // NewMetrics makes the metrics of a flow and registers them. Registering the same
@@ -52,6 +54,17 @@ func NewMetrics(r prometheus.Registerer, flowName string) (*Metrics, error) {
 			m.position = was
 		}
 	}
+	m.written = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "natsflow_snapshot_written_bytes_total", Help: "Bytes written to the snapshot bucket, as stored.", ConstLabels: labels,
+	}, []string{"kind"})
+	if err := r.Register(m.written); err != nil {
+		var again prometheus.AlreadyRegisteredError
+		if !errors.As(err, &again) {
+			errs = append(errs, err)
+		} else if was, ok := again.ExistingCollector.(*prometheus.CounterVec); ok {
+			m.written = was
+		}
+	}
 	return m, errors.Join(errs...)
 }
 
@@ -61,6 +74,18 @@ func (m *Metrics) committed(s flow.Sealed) {
 	m.results.Add(float64(s.Outputs - s.DeadLetters))
 	m.dead.Add(float64(s.DeadLetters))
 	m.stateBytes.Add(float64(len(s.Delta)))
+}
+
+// wrote counts what a log has written since an earlier look at it.
+func (m *Metrics) wrote(was, now kvsnap.LogStats) {
+	bodies := func(s kvsnap.LogStats) uint64 { return s.DeltaBytes + s.OutboxBytes }
+	m.written.WithLabelValues("delta").Add(float64(now.DeltaBytes - was.DeltaBytes))
+	m.written.WithLabelValues("outbox").Add(float64(now.OutboxBytes - was.OutboxBytes))
+	m.written.WithLabelValues("base").Add(float64(now.BaseBytes - was.BaseBytes))
+	// Bodies that were too large for their entries are chunks.
+	if headers := float64(now.EntryBytes-was.EntryBytes) - float64(bodies(now)-bodies(was)); headers > 0 {
+		m.written.WithLabelValues("header").Add(headers)
+	}
 }
 
 func (m *Metrics) published(n int) { m.publishes.Add(float64(n)) }

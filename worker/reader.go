@@ -22,6 +22,9 @@ const (
 	// caughtUpEvery is how often a reader that waits for a cut without messages
 	// asks the server whether it is there.
 	caughtUpEvery = 50 * time.Millisecond
+	// sourceCheck is how often a reader makes sure that the source is still the
+	// same stream.
+	sourceCheck = 10 * time.Second
 )
 
 var errReachedLimit = errors.New("reached the limit")
@@ -32,24 +35,41 @@ type reader struct {
 	source int
 	stream string
 	cursor *bus.Cursor
+	// created tells the stream from another one of the same name.
+	created time.Time
+	// ahead is the highest position that a task has: a cut cannot be before it.
+	ahead uint64
 
-	mu     sync.Mutex
-	router *flow.Router
-	// read is the last sequence that was routed or skipped; every matching
-	// message up to it has been taken.
-	read    uint64
+	// routing guards what follows. It is held while a batch waits for a lane, so
+	// only what reads the source may wait for it.
+	routing sync.Mutex
+	router  *flow.Router
+	// routed is the last sequence whose records are in the router or beyond.
+	routed  uint64
 	waiting int
-	count   uint64
+	// out holds, for each lane, batches that it had no room for.
+	out    [][]*flow.Batch
+	unsent bool
+
+	// mu guards what follows; it is held for moments only.
+	mu sync.Mutex
+	// read is the last sequence that was taken or skipped: nothing up to it will
+	// be asked for again, and nothing after it has been looked at.
+	read  uint64
+	count uint64
 	// limit is the last sequence to read.
 	limit uint64
 	// limited is closed when a limit is set, to wake who waits for it.
 	limited chan struct{}
+	// ended: it has reached its limit and does not read on, whatever comes.
+	ended bool
 }
 
-func newReader(s *session, source int, stream string, from uint64) *reader {
+func newReader(s *session, source int, info bus.StreamInfo, from, ahead uint64) *reader {
 	return &reader{
-		s: s, source: source, stream: stream, router: s.flow.Router(source),
-		read: from - 1, limit: math.MaxUint64, limited: make(chan struct{}),
+		s: s, source: source, stream: info.Name, created: info.Created, ahead: ahead, router: s.flow.Router(source),
+		routed: from - 1, read: from - 1, out: make([][]*flow.Batch, len(s.lanes)),
+		limit: math.MaxUint64, limited: make(chan struct{}),
 	}
 }
 
@@ -59,9 +79,15 @@ func (r *reader) run(ctx context.Context) error {
 	defer cancel(nil)
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	wg.Go(func() { r.flushNowAndThen(ctx, cancel) })
+	wg.Go(func() { r.flushNowAndThen(ctx) })
 	wg.Go(func() { r.watchLimit(ctx, cancel) })
-	err := r.cursor.Run(ctx, func(m *bus.Msg) error { return r.handle(ctx, m) })
+	wg.Go(func() { r.watchStream(ctx, cancel) })
+	var err error
+	select {
+	case <-r.s.reading:
+		err = r.cursor.Run(ctx, func(m *bus.Msg) error { return r.handle(ctx, m) })
+	case <-ctx.Done():
+	}
 	reached := errors.Is(err, errReachedLimit) || errors.Is(context.Cause(ctx), errReachedLimit)
 	if cause := context.Cause(ctx); !reached && cause != nil {
 		err = cause
@@ -72,52 +98,80 @@ func (r *reader) run(ctx context.Context) error {
 		return err
 	}
 	// What is waiting here belongs before the limit.
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.flush(r.read)
+	r.routing.Lock()
+	defer r.routing.Unlock()
+	r.routed, _ = r.position()
+	return r.flush(true)
 }
 
 func (r *reader) handle(ctx context.Context, m *bus.Msg) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if m.Seq > r.limit {
-		r.read = r.limit
+	last, ok := r.begin(m.Seq)
+	if !ok {
 		return errReachedLimit
 	}
+	r.routing.Lock()
+	defer r.routing.Unlock()
 	if err := r.router.Route(m.Subject, m.Seq, m.Time, m.Data); err != nil {
 		return err
 	}
 	if err := r.s.cfg.reached(ctx, "read", ""); err != nil {
 		return err
 	}
-	r.read = m.Seq
-	r.count++
+	r.routed = m.Seq
 	r.waiting++
 	if m.Pending == 0 || r.waiting >= batchRecords {
-		if err := r.flush(r.read); err != nil {
+		if err := r.flush(true); err != nil {
 			return err
 		}
 	}
-	if m.Seq == r.limit {
+	if last {
 		return errReachedLimit
 	}
 	return nil
 }
 
-// flush hands what was routed to the lanes. It blocks while they are busy; only
-// the end of the session interrupts it, since what was routed cannot be taken
-// back. The lock is held.
-func (r *reader) flush(through uint64) error {
-	chunks := make([]chunk, len(r.s.lanes))
+// begin takes a message, unless it is beyond the limit. It counts as read from
+// here on: a limit that is set later cannot be before it. last says that it is
+// the last one.
+func (r *reader) begin(seq uint64) (last, ok bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.ended {
+		return false, false
+	}
+	if seq > r.limit {
+		r.read, r.ended = r.limit, true
+		return false, false
+	}
+	r.read = seq
+	r.count++
+	r.ended = seq == r.limit
+	return r.ended, true
+}
+
+// flush hands what was routed to the lanes. While they are busy it blocks, or
+// leaves the rest for later if it must not wait. Only the end of the session
+// interrupts it, since what was routed cannot be taken back. The lock is held.
+func (r *reader) flush(wait bool) error {
 	r.router.Take(func(b *flow.Batch) {
-		c := &chunks[r.s.laneOf(b.Partition)]
-		c.batches = append(c.batches, b)
+		lane := r.s.laneOf(b.Partition)
+		r.out[lane] = append(r.out[lane], b)
 	})
-	r.waiting = 0
-	for i := range chunks {
-		chunks[i].source, chunks[i].through = r.source, through
+	r.waiting, r.unsent = 0, false
+	for i, l := range r.s.lanes {
+		in := laneInput{chunk: chunk{source: r.source, through: r.routed, batches: r.out[i]}}
+		if !wait {
+			select {
+			case l.in <- in:
+				r.out[i] = nil
+			default:
+				r.unsent = true
+			}
+			continue
+		}
 		select {
-		case r.s.lanes[i].in <- laneInput{chunk: chunks[i]}:
+		case l.in <- in:
+			r.out[i] = nil
 		case <-r.s.ctx.Done():
 			return context.Cause(r.s.ctx)
 		}
@@ -126,7 +180,7 @@ func (r *reader) flush(through uint64) error {
 }
 
 // flushNowAndThen flushes what waits for messages that do not come.
-func (r *reader) flushNowAndThen(ctx context.Context, cancel context.CancelCauseFunc) {
+func (r *reader) flushNowAndThen(ctx context.Context) {
 	t := time.NewTicker(flushEvery)
 	defer t.Stop()
 	for {
@@ -135,16 +189,14 @@ func (r *reader) flushNowAndThen(ctx context.Context, cancel context.CancelCause
 			return
 		case <-t.C:
 		}
-		r.mu.Lock()
-		var err error
-		if r.waiting > 0 {
-			err = r.flush(r.read)
+		// Whoever holds the lock is busy with messages, and flushes by itself.
+		if !r.routing.TryLock() {
+			continue
 		}
-		r.mu.Unlock()
-		if err != nil {
-			cancel(err)
-			return
+		if r.waiting > 0 || r.unsent {
+			_ = r.flush(false) // errs only when it waits
 		}
+		r.routing.Unlock()
 	}
 }
 
@@ -185,6 +237,27 @@ func (r *reader) watchLimit(ctx context.Context, cancel context.CancelCauseFunc)
 	}
 }
 
+// watchStream ends the session when the stream is not the one any more that the
+// positions are of: a cursor on a new one would wait for ever, or skip what is in
+// it, without a word.
+func (r *reader) watchStream(ctx context.Context, cancel context.CancelCauseFunc) {
+	t := time.NewTicker(sourceCheck)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C:
+		}
+		info, err := r.s.conn.Stream(ctx, r.stream)
+		// Another error is for the cursor to deal with.
+		if err == nil && !info.Created.Equal(r.created) {
+			cancel(fmt.Errorf("%w: stream %s was created anew while the flow was reading it", ErrSource, r.stream))
+			return
+		}
+	}
+}
+
 // reached reports whether every message up to the limit has been read, when it is
 // known that all up to a sequence have been.
 func (r *reader) reached(through uint64) bool {
@@ -193,38 +266,67 @@ func (r *reader) reached(through uint64) bool {
 	if max(through, r.read) < r.limit {
 		return false
 	}
-	r.read = r.limit
+	r.read, r.ended = r.limit, true
 	return true
 }
 
-// setLimit makes the reader stop after a sequence; the highest number takes a
-// limit back. It returns how far the reader has read, and does nothing when that
-// is beyond the limit.
-func (r *reader) setLimit(limit uint64) (read uint64, ok bool) {
+// bound sets the limit of a reader that does not run yet.
+func (r *reader) bound(limit uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.read > limit {
-		return r.read, false
+	r.putLimit(max(limit, r.read))
+}
+
+// setLimit makes the reader stop after a sequence. It returns the position that
+// the flow has in the source, and does nothing when that is beyond the limit.
+func (r *reader) setLimit(limit uint64) (at uint64, ok bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	at = max(r.read, r.ahead)
+	if at > limit {
+		return at, false
 	}
-	if r.limit == math.MaxUint64 && limit != math.MaxUint64 {
-		close(r.limited)
+	r.putLimit(limit)
+	return at, true
+}
+
+// unlimit takes a limit back. It reports false when the reader has reached it and
+// does not read on.
+func (r *reader) unlimit() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.ended {
+		return false
 	}
-	if r.limit != math.MaxUint64 && limit == math.MaxUint64 {
+	if r.limit != math.MaxUint64 {
 		r.limited = make(chan struct{})
 	}
-	r.limit = limit
-	return r.read, true
+	r.limit = math.MaxUint64
+	return true
 }
 
 // stop makes the reader stop where it is and returns where that is.
 func (r *reader) stop() uint64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.limit == math.MaxUint64 {
+	r.putLimit(min(r.limit, r.read))
+	return r.limit
+}
+
+// stopForCut makes the reader stop where it is, or where the task is that is ahead
+// of it, and returns where that is. It is the first coherent cut.
+func (r *reader) stopForCut() uint64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.putLimit(min(r.limit, max(r.read, r.ahead)))
+	return r.limit
+}
+
+func (r *reader) putLimit(limit uint64) {
+	if r.limit == math.MaxUint64 && limit != math.MaxUint64 {
 		close(r.limited)
 	}
-	r.limit = min(r.limit, r.read)
-	return r.limit
+	r.limit = limit
 }
 
 func (r *reader) position() (read, count uint64) {

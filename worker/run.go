@@ -13,11 +13,28 @@ import (
 	"natsflow/flow"
 )
 
-// errRestart ends a session so that the next one starts in the same process.
-var errRestart = errors.New("start again")
+var (
+	// errRestart ends a session so that the next one starts in the same process.
+	errRestart = errors.New("start again")
+	// errLeft ends a session that has not read anything yet.
+	errLeft = errors.New("left before the first record")
+	// errStopped ends a session whose flow another process has drained.
+	errStopped = errors.New("the flow was drained by another process")
+	// errAway is wrapped by what goes away when the server is back.
+	errAway = errors.New("the server is away")
+)
 
-// rejoinWait bounds the wait before a worker that lost its place joins again.
-const rejoinWait = 500 * time.Millisecond
+// Bounds of the wait before a worker that lost its place, or could not start,
+// tries again.
+const (
+	rejoinWait    = 500 * time.Millisecond
+	maxRejoinWait = 5 * time.Second
+	// standByGrace is how long a worker waits for its place before it says that
+	// another one has it.
+	standByGrace = 300 * time.Millisecond
+	// settled is how long a session lasts after which the waits are short again.
+	settled = time.Minute
+)
 
 // worker is a process that runs a flow or stands by for it.
 type worker struct {
@@ -29,8 +46,6 @@ type worker struct {
 	ctl     *control.Control
 	records *mailbox
 	status  *reporter
-	// resumed: the resume that the configuration asks for has been made.
-	resumed bool
 }
 
 // Run runs the flow until it is drained, or until ctx ends, which makes the worker
@@ -82,28 +97,14 @@ func (w *worker) run(ctx, hard context.Context) (err error) {
 		return err
 	}
 	defer w.conn.Close()
-	def, err := w.definition(ctx)
-	if err != nil {
-		return err
-	}
-	w.ctl, err = control.Open(ctx, control.Config{
-		Conn: w.conn, Flow: w.flow.Name(), Prefix: w.cfg.ControlPrefix, Replicas: w.cfg.Replicas,
-		Logger: w.log, LeaseTTL: w.cfg.LeaseTTL, Name: w.cfg.Name,
-	})
-	if err != nil {
-		return fmt.Errorf("open control: %w", err)
-	}
-	if _, err := w.ctl.Define(ctx, def); err != nil {
-		return err
-	}
-	// What was asked for while nobody ran is seen before the first record is.
-	rec, err := w.ctl.CatchUp(ctx)
-	if err != nil {
-		return fmt.Errorf("look for commands: %w", err)
-	}
-	w.records.put(rec)
 	w.status = newReporter(w)
-
+	err = w.retry(ctx, "start", func() error { return w.prepare(ctx) })
+	if ctx.Err() != nil {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
 	back, cancel := context.WithCancelCause(hard)
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -126,6 +127,56 @@ func (w *worker) run(ctx, hard context.Context) (err error) {
 			return nil
 		}
 	}
+}
+
+// retry repeats what fails because the server is away or has no room.
+func (w *worker) retry(ctx context.Context, what string, try func() error) error {
+	for wait := rejoinWait; ; wait = min(2*wait, maxRejoinWait) {
+		err := try()
+		if err == nil || ctx.Err() != nil || !w.temporary(err) {
+			return err
+		}
+		w.log.Warn("cannot "+what+"; trying again", "err", err)
+		if pause(ctx, wait) != nil {
+			return err
+		}
+	}
+}
+
+// prepare defines the flow and applies the commands that were given while nobody
+// ran, so that they are seen before the first record is.
+func (w *worker) prepare(ctx context.Context) error {
+	if err := w.conn.RequireJetStream(ctx); err != nil {
+		return err
+	}
+	def, err := w.definition(ctx)
+	if err != nil {
+		return err
+	}
+	w.ctl, err = control.Open(ctx, control.Config{
+		Conn: w.conn, Flow: w.flow.Name(), Prefix: w.cfg.ControlPrefix, Replicas: w.cfg.Replicas,
+		Logger: w.log, LeaseTTL: w.cfg.LeaseTTL, Name: w.cfg.Name,
+	})
+	if err != nil {
+		return fmt.Errorf("open control: %w", err)
+	}
+	if _, err := w.ctl.Define(ctx, def); err != nil {
+		return err
+	}
+	rec, err := w.ctl.CatchUp(ctx)
+	if err != nil {
+		return fmt.Errorf("look for commands: %w", err)
+	}
+	if w.cfg.Resume && rec.State.Stopped() {
+		// Here and not when this worker becomes the active one: a drain that comes
+		// later counts, and the active worker may be waiting for the resume.
+		rec, err = w.ctl.Resume(ctx, "worker "+w.cfg.Name+" was started with resume")
+		if err != nil {
+			return fmt.Errorf("resume: %w", err)
+		}
+	}
+	w.records.put(rec)
+	return nil
 }
 
 func pause(ctx context.Context, d time.Duration) error {
@@ -171,12 +222,17 @@ func (w *worker) definition(ctx context.Context) (control.Definition, error) {
 // join makes the worker a member, waits until it is the active one and works. It
 // returns errRestart when it lost its place, which is no error of the flow.
 func (w *worker) join(ctx, hard context.Context) error {
-	member, err := w.ctl.Join(hard, control.JoinConfig{Immediate: w.sinksKeepLateResultsOut(hard)})
-	if err != nil {
-		if w.temporary(err) {
-			w.log.Warn("cannot join; trying again", "err", err)
-			return errRestart
+	member, err := w.ctl.Join(ctx, control.WithSameName{Immediate: w.sinksKeepLateResultsOut(ctx)})
+	switch {
+	case ctx.Err() != nil:
+		if err == nil {
+			w.giveBack(hard, member)
 		}
+		return nil
+	case err != nil && w.temporary(err):
+		w.log.Warn("cannot join; trying again", "err", err)
+		return errRestart
+	case err != nil:
 		return fmt.Errorf("join: %w", err)
 	}
 	term, cancel := context.WithCancelCause(hard)
@@ -194,19 +250,36 @@ func (w *worker) join(ctx, hard context.Context) error {
 	if cause := context.Cause(term); err != nil && cause != nil {
 		err = cause
 	}
-	if errors.Is(err, control.ErrLeaseLost) || errors.Is(err, bus.ErrFenced) {
-		w.log.Warn("lost the place in the flow; joining again", "err", err)
-		return errRestart
-	}
 	if errors.Is(err, control.ErrReplaced) || errors.Is(err, ErrStopTimeout) {
 		return err
 	}
-	bounded, stop := context.WithTimeout(hard, 2*time.Second)
-	defer stop()
-	if lerr := member.Leave(bounded); lerr != nil && err == nil {
-		w.log.Warn("the lease was not given back; it runs out by itself", "err", lerr)
+	w.giveBack(hard, member)
+	if errors.Is(err, control.ErrLeaseLost) || errors.Is(err, bus.ErrFenced) || errors.Is(err, bus.ErrUntrusted) {
+		if ctx.Err() != nil && isClosed(member.Active()) {
+			return fmt.Errorf("the stop was not completed, the next start goes on from the last commit: %w", err)
+		}
+		w.log.Warn("lost the place in the flow; joining again", "err", err)
+		return errRestart
 	}
 	return err
+}
+
+// giveBack lets another worker take over at once.
+func (w *worker) giveBack(ctx context.Context, member *control.Member) {
+	bounded, stop := context.WithTimeout(ctx, 2*time.Second)
+	defer stop()
+	if err := member.Leave(bounded); err != nil {
+		w.log.Warn("the lease was not given back; it runs out by itself", "err", err)
+	}
+}
+
+func isClosed(ch <-chan struct{}) bool {
+	select {
+	case <-ch:
+		return true
+	default:
+		return false
+	}
 }
 
 // sinksKeepLateResultsOut reports whether what a former process of this worker's
@@ -238,81 +311,116 @@ func (w *worker) sinksKeepLateResultsOut(ctx context.Context) bool {
 // term waits until the worker is active, then runs sessions until the flow or the
 // worker stops.
 func (w *worker) term(ctx, term context.Context, member *control.Member) error {
-	w.status.phase("standing by")
-	active := member.Active()
-	select {
-	case <-active:
-	default:
-		w.log.Info("another worker is active; standing by")
-		if stop, err := w.standBy(ctx, term, active); stop || err != nil {
-			return err
-		}
+	if stop, err := w.standBy(ctx, term, member.Active()); stop || err != nil {
+		return err
 	}
-	limits := map[string]uint64{}
-	var stopped *flow.StepError
+	var failed failure
+	wait := rejoinWait
 	for ctx.Err() == nil {
 		rec, err := w.runnable(ctx, term)
 		if err != nil || rec.State.Stopped() || ctx.Err() != nil {
 			return err
 		}
-		err = w.session(ctx, term, member, rec, limits)
+		began := time.Now()
+		err = w.session(ctx, term, member, rec, failed.limits)
 		var step *flow.StepError
 		switch {
-		case errors.As(err, &step) && stopped == nil:
+		case errors.As(err, &step) && failed.narrow(step):
 			// The records before the failing one count: read up to there, commit
 			// that, and stop.
 			w.log.Error("a record failed and on_error is stop; stopping before it", "err", step)
-			stopped = step
-			limits[step.Stream] = step.Seq - 1
 			continue
 		case errors.Is(err, errRestart):
 			continue
-		case err == nil && stopped != nil:
-			return stopped
-		case err != nil && w.temporary(err) && term.Err() == nil:
-			w.log.Warn("the session ended; starting it again", "err", err)
-			if pause(ctx, rejoinWait) != nil {
+		case errors.Is(err, errStopped):
+			w.log.Info("the flow was drained by another worker")
+			return nil
+		case err == nil && failed.err != nil:
+			return failed.err
+		case w.temporary(err) && term.Err() == nil && ctx.Err() == nil:
+			if time.Since(began) > settled {
+				wait = rejoinWait
+			}
+			w.log.Warn("the session ended; starting it again", "in", wait, "err", err)
+			w.status.trouble(err.Error())
+			if pause(ctx, wait) != nil {
 				return nil
 			}
+			wait = min(2*wait, maxRejoinWait)
 			continue
 		}
 		return err
 	}
+	if failed.err != nil {
+		return failed.err
+	}
 	return nil
+}
+
+// failure is where a flow stops that stops on errors.
+type failure struct {
+	err *flow.StepError
+	// limits are the last sequences to read.
+	limits map[string]uint64
+}
+
+// narrow takes a failing record into account. It reports false for one that is
+// not before the limits: then there is no use in trying again. Tasks run one
+// beside the other, so that a record may fail before one that failed earlier.
+func (f *failure) narrow(step *flow.StepError) bool {
+	limit, ok := f.limits[step.Stream]
+	if ok && step.Seq > limit {
+		return false
+	}
+	if f.limits == nil {
+		f.limits = map[string]uint64{}
+	}
+	f.err, f.limits[step.Stream] = step, step.Seq-1
+	return true
 }
 
 // temporary reports whether an error goes away by waiting.
 func (w *worker) temporary(err error) bool {
-	return bus.Retryable(err) || errors.Is(err, bus.ErrNoSpace)
+	return bus.Retryable(err) || errors.Is(err, bus.ErrNoSpace) || errors.Is(err, errAway)
 }
 
 // standBy waits for the active worker to go. It reports stop when there is
 // nothing left to wait for.
 func (w *worker) standBy(ctx, term context.Context, active <-chan struct{}) (stop bool, err error) {
-	began := w.records.latest().State
+	// Getting a place that is free takes a moment.
+	grace := time.NewTimer(standByGrace)
+	defer grace.Stop()
 	for {
 		rec, changed := w.records.get()
-		if !began.Stopped() && rec.State.Stopped() {
+		if err := w.records.failure(); err != nil {
+			return true, err
+		}
+		if rec.State.Stopped() && w.records.ran() {
 			w.log.Info("the flow was drained", "epoch", rec.Epoch)
 			return true, nil
 		}
-		began = rec.State
 		select {
 		case <-active:
+			// The place may be free because its owner has ended a drain: the record
+			// says so, and what was heard of it here may be older.
+			if rec, err := w.ctl.Record(ctx); err == nil {
+				w.records.put(rec)
+			}
 			return false, nil
+		case <-grace.C:
+			w.log.Info("another worker is active; standing by")
+			w.status.phase("standing by")
 		case <-changed:
 		case <-ctx.Done():
 			return true, nil
 		case <-term.Done():
 			return true, context.Cause(term)
 		}
-		if err := w.records.failure(); err != nil {
-			return true, err
-		}
 	}
 }
 
-// runnable waits while the flow is stopped.
+// runnable waits while the flow is stopped. It returns the record of a stopped
+// flow when that was drained in this worker's time: then the worker is to end.
 func (w *worker) runnable(ctx, term context.Context) (control.Record, error) {
 	for said := false; ; {
 		rec, changed := w.records.get()
@@ -322,14 +430,9 @@ func (w *worker) runnable(ctx, term context.Context) (control.Record, error) {
 		if !rec.State.Stopped() {
 			return rec, nil
 		}
-		if w.cfg.Resume && !w.resumed {
-			w.resumed = true
-			next, err := w.ctl.Resume(ctx, "worker "+w.cfg.Name+" was started with resume")
-			if err != nil {
-				return rec, fmt.Errorf("resume: %w", err)
-			}
-			w.records.put(next)
-			continue
+		if w.records.ran() {
+			w.log.Info("the flow was drained", "epoch", rec.Epoch)
+			return rec, nil
 		}
 		if !said {
 			said = true
@@ -355,40 +458,45 @@ func cutOf(rec control.Record) map[string]uint64 {
 }
 
 // session runs one session. It returns nil when the worker left or the flow was
-// drained, and errRestart when a drain was cancelled.
+// drained, and errRestart when a drain was cancelled. limits, if there are any,
+// hold the last sequences to read: the session ends there, and does not read any
+// other source.
 func (w *worker) session(ctx, term context.Context, member *control.Member, rec control.Record, limits map[string]uint64) (err error) {
 	w.status.phase("starting")
-	s := newSession(w, rec)
+	s := newSession(w, term, rec)
 	defer func() {
 		w.status.session(nil)
 		s.close(err)
 	}()
-	if err := s.open(term, member); err != nil {
-		return s.cause(err)
+	// A stop while the state is loaded has nothing to wait for.
+	loaded := context.AfterFunc(ctx, func() { s.cancel(errLeft) })
+	err = s.open(member)
+	if err == nil {
+		err = s.start(rec, limits)
 	}
-	bounds := map[string]uint64{}
-	for source, limit := range cutOf(rec) {
-		bounds[source] = limit
+	if !loaded() {
+		return nil
 	}
-	for source, limit := range limits {
-		bounds[source] = limit
-	}
-	if err := s.start(rec, bounds); err != nil {
+	if err != nil {
 		return s.cause(err)
 	}
 	w.status.session(s)
 	w.status.phase("running")
 	s.log.Info("running", "tasks", len(s.tasks), "epoch", rec.Epoch, "positions", control.FormatCut(s.positions()), "sinks", s.sinkNames())
 	d := &drainer{w: w, s: s, limited: len(limits) > 0}
+	if cut := cutOf(rec); cut != nil && !d.limited {
+		d.epoch = rec.Epoch
+		if ok := d.begin(rec); !ok {
+			return d.refuse(rec)
+		}
+	}
 	return d.run(ctx)
 }
 
 // cause prefers what ended the session to what a part of it met then.
 func (s *session) cause(err error) error {
-	if s.ctx != nil {
-		if cause := context.Cause(s.ctx); cause != nil {
-			return cause
-		}
+	if cause := context.Cause(s.ctx); cause != nil {
+		return cause
 	}
 	return err
 }
@@ -399,6 +507,8 @@ type mailbox struct {
 	rec     control.Record
 	err     error
 	changed chan struct{}
+	// running: the flow was not stopped at some time.
+	running bool
 }
 
 func newMailbox() *mailbox { return &mailbox{changed: make(chan struct{})} }
@@ -410,6 +520,7 @@ func (m *mailbox) put(rec control.Record) {
 		return
 	}
 	m.rec = rec
+	m.running = m.running || !rec.State.Stopped()
 	close(m.changed)
 	m.changed = make(chan struct{})
 }
@@ -431,6 +542,14 @@ func (m *mailbox) get() (control.Record, <-chan struct{}) {
 func (m *mailbox) latest() control.Record {
 	rec, _ := m.get()
 	return rec
+}
+
+// ran reports whether the flow was not stopped at some time that this process has
+// seen: when it is stopped now, it was drained meanwhile.
+func (m *mailbox) ran() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.running
 }
 
 func (m *mailbox) failure() error {

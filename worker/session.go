@@ -26,7 +26,11 @@ type target struct {
 	name  string
 	// subject is that of a control request; other outputs bring their own.
 	subject string
+	// dead: it takes the dead letters.
+	dead bool
 	sink    *bus.Sink
+	// created tells the stream from another one of the same name.
+	created time.Time
 	// seq is a sequence of the stream that was seen; what is published from now
 	// on stands behind it.
 	seq atomic.Uint64
@@ -74,6 +78,9 @@ type session struct {
 	// are closed when none is left.
 	readersLeft, lanesLeft atomic.Int32
 	readersDone, lanesDone chan struct{}
+	// reading is closed when the readers may begin.
+	reading chan struct{}
+	letRead func()
 	// unstored numbers outboxes that are published without being stored.
 	unstored atomic.Uint64
 
@@ -88,28 +95,35 @@ type session struct {
 	// keys is the number of keys with state at the start.
 	keys int
 
-	mu      sync.Mutex
-	trouble string
-	began   time.Time
+	began time.Time
+
+	mu sync.Mutex
+	// troubles are the waits that have been complained about.
+	troubles map[*patience]string
 }
 
-func newSession(w *worker, rec control.Record) *session {
+func newSession(w *worker, term context.Context, rec control.Record) *session {
 	s := &session{
 		cfg: &w.cfg, flow: w.flow, sources: w.flow.Sources(), interval: w.flow.Options().CommitInterval,
 		log: w.log, metrics: w.metrics, conn: w.conn, ctl: w.ctl, controlStream: rec.Control.Stream, epoch: rec.Epoch, began: time.Now(),
-		readersDone: make(chan struct{}), lanesDone: make(chan struct{}),
+		readersDone: make(chan struct{}), lanesDone: make(chan struct{}), reading: make(chan struct{}), troubles: map[*patience]string{},
 	}
+	s.ctx, s.cancel = context.WithCancelCause(term)
+	s.letRead = sync.OnceFunc(func() { close(s.reading) })
 	s.unstored.Store(uint64(time.Now().UnixNano()))
 	return s
 }
 
 // open claims the tasks, loads them and publishes what was left unpublished.
-func (s *session) open(ctx context.Context, member *control.Member) (err error) {
-	s.ctx, s.cancel = context.WithCancelCause(ctx)
+func (s *session) open(member *control.Member) (err error) {
 	outCfg := s.cfg.Bus
 	outCfg.Trusted = member.Trusted
 	outCfg.Name += " (results)"
 	if s.out, err = bus.Connect(s.ctx, outCfg); err != nil {
+		if !s.conn.Connected() {
+			// The other connection waits for the server, too.
+			err = fmt.Errorf("%w: %w", errAway, err)
+		}
 		return fmt.Errorf("connect for results: %w", err)
 	}
 	if err := s.openTargets(s.ctx); err != nil {
@@ -166,7 +180,7 @@ func (s *session) openTargets(ctx context.Context) error {
 			if err != nil {
 				return fmt.Errorf("sink %s: %w", at.Name, err)
 			}
-			to = &target{index: len(s.targets), name: at.Name, subject: subject, sink: sink}
+			to = &target{index: len(s.targets), name: at.Name, subject: subject, dead: info.Kind == flow.SinkDead, created: at.Created, sink: sink}
 			byName[key] = to
 			s.targets = append(s.targets, to)
 		}
@@ -285,7 +299,7 @@ func (s *session) publishLeft(ctx context.Context, left []leftover) error {
 			if len(g.outs) == 0 {
 				continue
 			}
-			if err := s.send(ctx, l.task, g); err != nil {
+			if err := s.send(ctx, l.task, g, 0); err != nil {
 				return fmt.Errorf("publish what was left, stream %s: %w", g.to.name, err)
 			}
 			published += len(g.outs)
@@ -297,14 +311,14 @@ func (s *session) publishLeft(ctx context.Context, left []leftover) error {
 	return nil
 }
 
-// start makes lanes and readers and runs them. limits holds the last sequence to
-// read of each source.
+// start makes lanes and readers and runs them. limits, if there are any, hold the
+// last sequences to read; sources that they leave out are not read then.
 func (s *session) start(rec control.Record, limits map[string]uint64) error {
-	froms := make([]uint64, len(s.sources))
+	s.makeLanes()
 	for i, src := range s.sources {
-		lowest := uint64(math.MaxUint64)
+		lowest, ahead := uint64(math.MaxUint64), uint64(0)
 		for _, t := range s.tasks {
-			lowest = min(lowest, t.floor[i])
+			lowest, ahead = min(lowest, t.floor[i]), max(ahead, t.floor[i])
 		}
 		info, err := s.conn.Stream(s.ctx, src.Stream)
 		if err != nil {
@@ -317,23 +331,20 @@ func (s *session) start(rec control.Record, limits map[string]uint64) error {
 		if gap > 0 {
 			s.log.Warn("going on without messages that are gone from the source", "source", src.Stream, "missing", gap, "from", info.FirstSeq)
 		}
-		froms[i] = from
-	}
-	s.makeLanes()
-	for i, src := range s.sources {
-		r := newReader(s, i, src.Stream, froms[i])
+		r := newReader(s, i, info, from, ahead)
 		for _, t := range s.tasks {
 			r.router.Seen(t.id.Partition, t.floor[i])
 		}
-		cursor, err := s.conn.OpenCursor(s.ctx, bus.CursorConfig{
-			Stream: src.Stream, Subjects: src.Subjects, From: froms[i], Name: "natsflow-" + s.flow.Name() + "-" + s.cfg.Name, Logger: s.log,
+		if limit, ok := limits[src.Stream]; ok || len(limits) > 0 {
+			r.bound(limit)
+		} else if cut, ok := cutOf(rec)[src.Stream]; ok {
+			r.bound(cut)
+		}
+		r.cursor, err = s.conn.OpenCursor(s.ctx, bus.CursorConfig{
+			Stream: src.Stream, Subjects: src.Subjects, From: from, Name: "natsflow-" + s.flow.Name() + "-" + s.cfg.Name, Logger: s.log,
 		})
 		if err != nil {
 			return fmt.Errorf("source %s: %w", src.Stream, err)
-		}
-		r.cursor = cursor
-		if limit, ok := limits[src.Stream]; ok {
-			r.setLimit(max(limit, froms[i]-1))
 		}
 		s.readers = append(s.readers, r)
 	}
@@ -409,11 +420,13 @@ func (s *session) run() {
 // close ends the session and waits for its goroutines. The cursors are removed
 // when the server can be reached.
 func (s *session) close(cause error) {
-	if s.cancel == nil {
-		return
-	}
 	s.cancel(cause)
 	s.wg.Wait()
+	for _, t := range s.tasks {
+		if t != nil {
+			t.dropBase()
+		}
+	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.ctx), time.Second)
 	defer cancel()
 	for _, r := range s.readers {
@@ -531,10 +544,28 @@ func (s *session) sinkNames() string {
 	return strings.Join(names, ",")
 }
 
-func (s *session) setTrouble(text string) {
+// setTrouble notes what a wait is about; an empty text ends it.
+func (s *session) setTrouble(p *patience, text string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.trouble = text
+	if text == "" {
+		delete(s.troubles, p)
+		return
+	}
+	s.troubles[p] = text
+}
+
+// troubled says what the session waits for: one thing of several, always the same.
+func (s *session) troubled() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	least := ""
+	for _, text := range s.troubles {
+		if least == "" || text < least {
+			least = text
+		}
+	}
+	return least
 }
 
 // each runs fn for 0..n-1, at most width at a time, until one fails.

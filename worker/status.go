@@ -51,10 +51,7 @@ type SourceStatus struct {
 
 // status returns what the session says of itself.
 func (s *session) status() Status {
-	st := Status{Tasks: len(s.tasks), Sources: map[string]SourceStatus{}, Since: s.began}
-	s.mu.Lock()
-	st.Trouble = s.trouble
-	s.mu.Unlock()
+	st := Status{Tasks: len(s.tasks), Sources: map[string]SourceStatus{}, Since: s.began, Trouble: s.troubled()}
 	for i, r := range s.readers {
 		read, count := r.position()
 		st.Sources[r.stream] = SourceStatus{Read: read, Committed: s.committed(i), Records: count}
@@ -74,6 +71,8 @@ type reporter struct {
 	now    string
 	member *control.Member
 	s      *session
+	// stuck is what keeps a session from starting.
+	stuck string
 
 	last   map[string]SourceStatus
 	lastAt time.Time
@@ -95,7 +94,16 @@ func (r *reporter) set(fn func()) {
 
 func (r *reporter) phase(p string)        { r.set(func() { r.now = p }) }
 func (r *reporter) use(m *control.Member) { r.set(func() { r.member = m }) }
-func (r *reporter) session(s *session)    { r.set(func() { r.s = s }) }
+func (r *reporter) trouble(text string)   { r.set(func() { r.stuck = text }) }
+func (r *reporter) session(s *session) {
+	r.set(func() {
+		r.s = s
+		if s != nil {
+			r.stuck = ""
+		}
+	})
+}
+
 func (r *reporter) run(ctx context.Context) {
 	t := time.NewTicker(statusEveryDrain)
 	defer t.Stop()
@@ -123,7 +131,10 @@ func (r *reporter) run(ctx context.Context) {
 			continue
 		}
 		if raw, err := json.Marshal(st); err == nil {
-			member.SetStatus(raw, urgent || stopping)
+			member.SetStatus(raw)
+			if urgent || stopping {
+				member.PushStatus()
+			}
 		}
 	}
 }
@@ -131,7 +142,7 @@ func (r *reporter) run(ctx context.Context) {
 func (r *reporter) collect() (Status, *control.Member) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	st := Status{}
+	st := Status{Trouble: r.stuck}
 	if r.s != nil {
 		st = r.s.status()
 	}

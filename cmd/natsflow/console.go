@@ -63,10 +63,10 @@ func (c *Console) restore() {
 
 // printf prints to Out. A reader that has gone, as of a pipe into head, is no
 // reason to stop a flow.
-func (c *Console) printf(format string, args ...any) { fmt.Fprintf(c.Out, format, args...) }
+func (c *Console) printf(format string, args ...any) { _, _ = fmt.Fprintf(c.Out, format, args...) }
 
 // notef prints to Err.
-func (c *Console) notef(format string, args ...any) { fmt.Fprintf(c.Err, format, args...) }
+func (c *Console) notef(format string, args ...any) { _, _ = fmt.Fprintf(c.Err, format, args...) }
 
 // Styles of text (ECMA-48 SGR).
 const (

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -23,13 +22,6 @@ import (
 // devName is the worker's name: always the same, so that after a crash the next
 // one takes its place at once.
 const devName = "dev"
-
-// finalRows is how many rows the final table has.
-const finalRows = 20
-
-// quickScan bounds the messages of a sink that are read to count its keys when
-// the flow is stopped by hand.
-const quickScan = 200_000
 
 // DevCmd runs a flow with a server of its own.
 type DevCmd struct {
@@ -72,6 +64,9 @@ type devRun struct {
 	before control.Record
 	view   devView
 	state  devState
+	// logTo is the view while it shows something, so that a line does not break
+	// it.
+	logTo *redirect
 	// fed: all that is to be fed is in the streams. asked: the drain of --once
 	// was asked for.
 	fed, asked bool
@@ -87,7 +82,7 @@ func (cmd *DevCmd) Run(ctx context.Context, c *Console) error {
 	if err != nil {
 		return err
 	}
-	d := &devRun{cmd: cmd, c: c, spec: spec, flow: f, poke: make(chan struct{}, 1)}
+	d := &devRun{cmd: cmd, c: c, spec: spec, flow: f, poke: make(chan struct{}, 1), logTo: &redirect{to: c.Err}}
 	if d.store, err = openStoreDir(cmd.Store, f.Name()); err != nil {
 		return err
 	}
@@ -96,12 +91,14 @@ func (cmd *DevCmd) Run(ctx context.Context, c *Console) error {
 	if err != nil {
 		return err
 	}
-	d.srv, err = embed.Start(embed.Config{Store: d.store.dir, Listen: listen, Logger: c.warnings()})
+	// After a crash the server warns of each file that it has to read again, which
+	// is nothing to worry about.
+	d.srv, err = embed.Start(embed.Config{Store: d.store.dir, Listen: listen, Logger: notes(d.logTo, slog.LevelError)})
 	if err != nil {
 		return err
 	}
 	defer d.srv.Stop()
-	if d.conn, err = bus.Connect(ctx, bus.Config{InProcess: d.srv.InProcess, Name: "natsflow dev", Logger: c.warnings()}); err != nil {
+	if d.conn, err = bus.Connect(ctx, bus.Config{InProcess: d.srv.InProcess, Name: "natsflow dev", Logger: notes(d.logTo, slog.LevelWarn)}); err != nil {
 		return err
 	}
 	defer d.conn.Close()
@@ -122,14 +119,20 @@ func (d *devRun) run(ctx context.Context) error {
 		return d.interrupted(ctx, err)
 	}
 	d.view = newDevView(d.c)
-	d.state = devState{results: newResults(), heads: map[string]uint64{}, once: d.cmd.Once}
-	unsubscribe, err := d.state.results.subscribe(d.conn, d.flow)
-	if err != nil {
-		return err
+	d.logTo.set(d.view.log())
+	d.state = devState{heads: map[string]uint64{}, once: d.cmd.Once}
+	for _, sink := range d.sinks() {
+		r := newResults(sink)
+		unsubscribe, err := r.subscribe(d.conn)
+		if err != nil {
+			return err
+		}
+		defer unsubscribe()
+		d.state.results = append(d.state.results, r)
 	}
-	defer unsubscribe()
-	err = d.work(ctx)
+	err := d.work(ctx)
 	d.view.end(!d.cmd.Once)
+	d.logTo.set(d.c.Err)
 	if err != nil {
 		return d.interrupted(ctx, err)
 	}
@@ -255,7 +258,7 @@ func (d *devRun) work(ctx context.Context) (err error) {
 func (d *devRun) runWorker(ctx context.Context) error {
 	cfg := worker.Config{
 		Bus: bus.Config{InProcess: d.srv.InProcess}, Name: devName, LeaseTTL: 2 * time.Second, Resume: d.before.State.Stopped(),
-		StopTimeout: 10 * time.Second, Logger: d.cmd.logger(d.c, d.view.log(), slog.LevelWarn), OnStatus: d.setStatus,
+		StopTimeout: 10 * time.Second, Logger: d.cmd.logger(d.c, d.logTo, slog.LevelWarn), OnStatus: d.setStatus,
 	}
 	err := worker.Run(ctx, d.flow, cfg)
 	if err != nil || ctx.Err() != nil || d.before.State != control.StateDraining {
@@ -327,91 +330,7 @@ func (d *devRun) refresh(ctx context.Context) {
 			st.heads[src.Stream] = info.LastSeq
 		}
 		at, ok := st.status.Sources[src.Stream]
-		st.caughtUp = st.caughtUp && ok && at.Committed >= st.heads[src.Stream]
+		st.caughtUp = st.caughtUp && ok && at.Committed > 0 && at.Committed >= st.heads[src.Stream]
 	}
 	d.view.update(*st)
-}
-
-// conclude says where the flow stopped and what is saved.
-func (d *devRun) conclude(ctx context.Context) error {
-	recs, err := control.Flows(ctx, d.conn)
-	if err != nil {
-		return err
-	}
-	for _, rec := range recs {
-		if rec.Flow == d.flow.Name() && rec.State.Stopped() {
-			return d.printDrained(ctx, rec)
-		}
-	}
-	return d.printStopped(ctx)
-}
-
-// printDrained prints the final table and the report.
-func (d *devRun) printDrained(ctx context.Context, rec control.Record) error {
-	for _, sink := range d.sinks() {
-		list, err := readResults(ctx, d.conn, sink)
-		if err != nil {
-			return fmt.Errorf("read the results: %w", err)
-		}
-		printResults(d.c, sink, list, finalRows)
-	}
-	printReport(d.c, rec)
-	d.c.notef("the data stays in %s; the same command resumes the flow\n", d.store.dir)
-	return nil
-}
-
-// printStopped says where the flow was left.
-func (d *devRun) printStopped(ctx context.Context) error {
-	p, err := storedProgress(ctx, d.conn, d.flow.Name(), d.flow.Options().Partitions)
-	if err != nil {
-		return err
-	}
-	if len(p.Offsets) == 0 {
-		d.c.notef("stopped before anything was processed\n")
-		return nil
-	}
-	t := table{}
-	for _, stream := range sortedKeys(p.Offsets) {
-		of := ""
-		if info, err := d.conn.Stream(ctx, stream); err == nil {
-			of = fmt.Sprintf(" of %s in stream %s", count(info.LastSeq), stream)
-		}
-		t.add("stopped", fmt.Sprintf("behind sequence %s%s; all before it is processed, nothing after it", count(p.Offsets[stream]), of))
-	}
-	saved := fmt.Sprintf("%s (%s)", plural(p.Tasks, "task"), size(p.Bytes))
-	for _, sink := range d.sinks() {
-		if keys, ok := d.keys(ctx, sink); ok {
-			saved += fmt.Sprintf(", %s in %s", plural(keys, "key"), sinkName(sink))
-		}
-	}
-	t.add("saved", saved+fmt.Sprintf(", %s published", plural(p.Results, "result")))
-	if p.Dead > 0 {
-		t.add("", plural(p.Dead, "dead letter")+" in stream NATSFLOW_DLQ")
-	}
-	t.add("data", d.store.dir)
-	t.add("next", "the same command goes on from there")
-	t.print(d.c.Err, "")
-	return nil
-}
-
-// sinks are those that hold results.
-func (d *devRun) sinks() []flow.SinkInfo {
-	return slices.DeleteFunc(d.flow.Sinks(), func(s flow.SinkInfo) bool {
-		return s.Kind != flow.SinkStream && s.Kind != flow.SinkBucket
-	})
-}
-
-// keys counts the keys that have results, unless that would take long: a stop is
-// to be quick.
-func (d *devRun) keys(ctx context.Context, sink flow.SinkInfo) (n int, ok bool) {
-	stream := sink.Name
-	if sink.Kind == flow.SinkBucket {
-		stream = "KV_" + stream
-	}
-	info, err := d.conn.Stream(ctx, stream)
-	if err != nil || info.Msgs > quickScan {
-		return 0, false
-	}
-	list, err := readResults(ctx, d.conn, sink)
-	return len(list), err == nil
 }

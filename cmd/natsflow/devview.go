@@ -23,7 +23,7 @@ type devState struct {
 	status worker.Status
 	// heads has the last sequence of each source.
 	heads   map[string]uint64
-	results *results
+	results []*results
 	// caughtUp: all is fed and processed.
 	caughtUp bool
 	once     bool
@@ -94,9 +94,15 @@ func progressLine(st devState) string {
 type liveView struct {
 	c      *Console
 	region *region
-	// slots are the names of the keys in the rows of the table. A key keeps its
-	// row while it is among those that changed last, so that rows do not jump.
-	slots [shownKeys]string
+	tables []*liveTable
+}
+
+// liveTable shows the keys of a sink that changed last. A key keeps its row while
+// it is among them, so that rows do not jump.
+type liveTable struct {
+	c *Console
+	// slots are the names of the keys in the rows.
+	slots []string
 	last  uint64
 }
 
@@ -123,13 +129,28 @@ func (v *liveView) update(st devState) {
 	}
 	_, rows := v.c.Size()
 	lines = append(lines, "")
-	table := v.table(st.results, max(rows-len(lines)-2, 1))
-	v.region.draw(append(lines, table...))
+	n := max(len(st.results), 1)
+	for i, r := range st.results {
+		if i == len(v.tables) {
+			v.tables = append(v.tables, &liveTable{c: v.c})
+		}
+		table := v.tables[i].lines(r, min(max((rows-len(lines)-2)/(n-i)-2, 1), max(shownKeys/n, 3)))
+		if n > 1 && len(table) > 0 {
+			lines = append(lines, v.c.style(styleDim, sinkName(r.sink)))
+			table = append(table, "")
+		}
+		lines = append(lines, table...)
+	}
+	v.region.draw(lines)
 }
 
-// table puts the keys that changed last into their rows.
-func (v *liveView) table(r *results, rows int) []string {
-	list := r.latest(min(shownKeys, rows))
+// lines are the head of the table and at most so many rows.
+func (v *liveTable) lines(r *results, rows int) []string {
+	for len(v.slots) < rows {
+		v.slots = append(v.slots, "")
+	}
+	v.slots = v.slots[:rows]
+	list := r.latest(rows)
 	waiting := map[string]result{}
 	for _, e := range list {
 		waiting[e.name] = e
@@ -182,9 +203,8 @@ type lineView struct {
 	c    *Console
 	bar  *region // of the feed, if standard error is a terminal
 	said string
-	last uint64
-	fed  bool
-	up   bool
+	last []uint64 // of each sink
+	up   bool     // said that it is caught up
 }
 
 func (v *lineView) log() io.Writer {
@@ -215,29 +235,38 @@ func (v *lineView) update(st devState) {
 	if v.bar != nil {
 		v.bar.draw(lines)
 	} else if !fed {
-		fmt.Fprintln(v.log(), strings.Join(lines, "\n"))
+		v.println(strings.Join(lines, "\n"))
 	}
 	line := progressLine(st)
-	if line != v.said && (v.last > 0 || st.status.Results > 0 || v.said == "") {
+	if line != v.said && (len(v.last) > 0 || st.status.Results > 0 || v.said == "") {
 		v.said = line
-		fmt.Fprintln(v.log(), line)
-		v.results(st.results)
+		v.println(line)
+		if !st.once { // the final table is what standard output is for then
+			for i, r := range st.results {
+				v.results(i, r)
+			}
+		}
 	}
 	if st.caughtUp && !v.up && !st.once {
-		fmt.Fprintln(v.log(), "all of it is processed; waiting for more. Ctrl-C stops, the same command goes on")
+		v.println("all of it is processed; waiting for more. Ctrl-C stops, the same command goes on")
 	}
-	v.fed, v.up = fed, st.caughtUp
+	v.up = st.caughtUp
 }
 
+func (v *lineView) println(line string) { _, _ = io.WriteString(v.log(), line+"\n") }
+
 // results prints those that changed last, the oldest first.
-func (v *lineView) results(r *results) {
+func (v *lineView) results(sink int, r *results) {
 	list := r.latest(lineKeys)
-	top := v.last
+	for len(v.last) <= sink {
+		v.last = append(v.last, 0)
+	}
+	top := v.last[sink]
 	for i := len(list) - 1; i >= 0; i-- {
-		if e := list[i]; e.order > v.last {
+		if e := list[i]; e.order > v.last[sink] {
 			v.c.printf("%s  %s\n", plain(e.name), plain(e.payload))
 			top = max(top, e.order)
 		}
 	}
-	v.last = top
+	v.last[sink] = top
 }

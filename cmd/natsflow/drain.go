@@ -64,10 +64,11 @@ func parseAt(s string) (control.At, error) {
 	for part := range strings.SplitSeq(s, ",") {
 		i := strings.LastIndexByte(part, ':')
 		seq, err := strconv.ParseUint(part[i+1:], 10, 64)
-		if err != nil || i == 0 {
+		name := part[:max(i, 0)]
+		if _, twice := at.Seq[name]; err != nil || i == 0 || twice {
 			return at, bad
 		}
-		at.Seq[part[:max(i, 0)]] = seq
+		at.Seq[name] = seq
 	}
 	if _, bare := at.Seq[""]; bare && len(at.Seq) > 1 {
 		return at, bad
@@ -192,11 +193,9 @@ type drainWait struct {
 	epoch uint64
 	quiet bool
 
-	region   *region
-	said     string
-	saidAt   time.Time
-	nobody   bool
-	lastSeen control.Record
+	region *region
+	said   string
+	saidAt time.Time
 }
 
 // wait returns the last record that was seen, with errNotInTime in the chain of

@@ -25,7 +25,7 @@ func (e *flowFileError) Error() string {
 func (e *flowFileError) Unwrap() error { return e.err }
 
 // print writes one mistake a line, "file:line:column: what".
-func (e *flowFileError) print(w io.Writer) { fmt.Fprintln(w, e.err) }
+func (e *flowFileError) print(w io.Writer) { _, _ = fmt.Fprintln(w, e.err) }
 
 // loadFlow reads and builds a flow. Mistakes in the file are a *flowFileError.
 func loadFlow(path string) (*flowspec.Spec, *flow.Flow, error) {

@@ -21,6 +21,8 @@ import (
 // health answers scrapes and probes.
 type health struct {
 	registry *prometheus.Registry
+	// url of the metrics, once there is a listener.
+	url string
 
 	mu     sync.Mutex
 	status worker.Status
@@ -65,6 +67,7 @@ func (h *health) listen(addr string) (execute func() error, interrupt func(error
 	if err != nil {
 		return nil, nil, fmt.Errorf("serve metrics: %w", err)
 	}
+	h.url = "http://" + l.Addr().String() + "/metrics"
 	srv := &http.Server{Handler: h.handler(), ReadHeaderTimeout: 5 * time.Second}
 	execute = func() error {
 		if err := srv.Serve(l); !errors.Is(err, http.ErrServerClosed) {
@@ -85,13 +88,13 @@ func (h *health) listen(addr string) (execute func() error, interrupt func(error
 func (h *health) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(h.registry, promhttp.HandlerOpts{}))
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
 		text, ready := h.ready()
 		if !ready {
 			w.WriteHeader(http.StatusServiceUnavailable)
 		}
-		fmt.Fprintln(w, text)
+		_, _ = fmt.Fprintln(w, text) // who has gone does not want to know
 	})
 	return mux
 }

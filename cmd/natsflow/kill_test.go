@@ -20,7 +20,10 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"natsflow/bus"
+	"natsflow/flowspec"
 	"natsflow/testenv"
 )
 
@@ -56,21 +59,18 @@ func TestKill(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	if err := feedFlights(t.Context(), conn, k.flow, 1); err != nil { // the stream has to be there
-		t.Fatal(err)
-	}
-
+	f := openFlights(t, conn, k.flow, *killCount)
 	ctx, cancel := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel()
-	var paces pace
 	fed := make(chan error, 1)
-	wg.Go(func() { fed <- k.feed(ctx, conn, &paces) })
+	wg.Go(func() { fed <- f.run(ctx, conn) })
 	for n := range *killCount {
 		k.round(n, conn)
-		paces.done(n+1, *killCount)
 	}
+	t.Logf("%d of %d flights were fed while workers were killed", f.done.Load(), f.total)
+	f.limit.SetLimit(rate.Inf)
 	if err := <-fed; err != nil {
 		t.Fatal(err)
 	}
@@ -78,31 +78,21 @@ func TestKill(t *testing.T) {
 	judge(t, conn, k.flow)
 }
 
-// pace tells the feed how much of the killing is done, so that there is something
-// to process from the first kill to the last.
-type pace struct {
-	mu      sync.Mutex
-	part    float64
-	changed chan struct{}
-}
-
-func (p *pace) done(n, of int) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.part = float64(n) / float64(of)
-	if p.changed != nil {
-		close(p.changed)
-		p.changed = nil
+// openFlights makes a feed that is slow enough to last until the last kill, so
+// that each hits a worker that has something to do.
+func openFlights(t *testing.T, conn *bus.Conn, dir string, kills int) *feed {
+	t.Helper()
+	const flights, secondsEach = 20_000, 1.4
+	spec, err := flowspec.Load(dir)
+	if err != nil {
+		t.Fatal(err)
 	}
-}
-
-func (p *pace) get() (part float64, changed <-chan struct{}) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.changed == nil {
-		p.changed = make(chan struct{})
+	perSecond := int(flights / (secondsEach * float64(max(kills, 1))))
+	f, err := openFeed(t.Context(), conn, spec.Source, "FLIGHTS", spec.Dev.Feed["FLIGHTS"], max(perSecond, 1))
+	if err != nil {
+		t.Fatal(err)
 	}
-	return p.part, p.changed
+	return f
 }
 
 type killer struct {
@@ -110,27 +100,6 @@ type killer struct {
 	rand      *rand.Rand
 	bin       string
 	flow, url string
-}
-
-// feed publishes the share of the flights that belongs to the kills done, and a
-// bit more, which the next worker is to be killed over.
-func (k *killer) feed(ctx context.Context, conn *bus.Conn, p *pace) error {
-	const flights = 20_000
-	for {
-		part, changed := p.get()
-		upTo := uint64(math.Min(1, part+1.0/float64(*killCount)) * flights)
-		if err := feedFlights(ctx, conn, k.flow, max(upTo, 1)); err != nil {
-			return err
-		}
-		if upTo == flights {
-			return nil
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return nil
-		}
-	}
 }
 
 // workerProc is a worker process and what it printed.
@@ -265,7 +234,7 @@ func naive(t *testing.T, file string) map[string][]delays {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer f.Close()
+	defer f.Close() //nolint:errcheck // nothing was written
 	z, err := gzip.NewReader(f)
 	if err != nil {
 		t.Fatal(err)

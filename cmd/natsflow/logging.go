@@ -36,6 +36,8 @@ func (f *LogFlags) logger(c *Console, to io.Writer, least slog.Level) *slog.Logg
 
 // warnings is the logger of commands that only ask: what goes wrong on the way is
 // for the person who waits, in lines like those of errors.
-func (c *Console) warnings() *slog.Logger {
-	return slog.New(&noteHandler{to: c.Err, mu: &sync.Mutex{}})
+func (c *Console) warnings() *slog.Logger { return notes(c.Err, slog.LevelWarn) }
+
+func notes(to io.Writer, least slog.Level) *slog.Logger {
+	return slog.New(&noteHandler{to: to, least: least, mu: &sync.Mutex{}})
 }

@@ -8,6 +8,7 @@ import (
 	"os/signal"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/alecthomas/kong"
 	"github.com/oklog/run"
@@ -19,6 +20,10 @@ const (
 	exitFailed = 1
 	exitUsage  = 2
 )
+
+// oneSignal is the time in which signals count as one: timeout(1) and some
+// supervisors send theirs to the process and to its group.
+const oneSignal = 200 * time.Millisecond
 
 const description = `Stateful stream processing on NATS JetStream that can be stopped at any moment and goes on as if it had never stopped.
 
@@ -105,18 +110,22 @@ func watchSignals(leave func(), ended <-chan struct{}, c *Console) error {
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
 	defer signal.Stop(signals)
-	for asked := false; ; asked = true {
+	var first time.Time
+	for {
 		select {
 		case <-ended:
 			return nil
 		case <-signals:
 		}
-		if asked {
+		switch {
+		case first.IsZero():
+			first = time.Now()
+			leave()
+		case time.Since(first) > oneSignal:
 			// Safe at any moment: the next start goes on from the last commit.
 			c.restore()
 			os.Exit(exitFailed)
 		}
-		leave()
 	}
 }
 
@@ -201,10 +210,10 @@ func fail(c *Console, err error) int {
 		file.print(c.Err)
 	}
 	line := strings.Join(strings.FieldsFunc(err.Error(), func(r rune) bool { return r == '\n' || r == '\r' }), "; ")
-	fmt.Fprintf(c.Err, "natsflow: %s\n", line)
+	c.notef("natsflow: %s\n", line)
 	var usage *usageError
 	if errors.As(err, &usage) {
-		fmt.Fprintf(c.Err, "natsflow: see %s\n", usage.help)
+		c.notef("natsflow: see %s\n", usage.help)
 		return exitUsage
 	}
 	return exitFailed

@@ -9,18 +9,17 @@ import (
 	"sync"
 )
 
-// noteHandler writes warnings and errors as lines for people, "natsflow: what
+// noteHandler writes logs as lines for people, "natsflow: what
 // (key value, …)", without times and levels.
 type noteHandler struct {
 	to    io.Writer
+	least slog.Level
 	attrs []slog.Attr
 	mu    *sync.Mutex
 }
 
-// Enabled lets warnings and errors through.
-func (h *noteHandler) Enabled(_ context.Context, level slog.Level) bool {
-	return level >= slog.LevelWarn
-}
+// Enabled implements slog.Handler.
+func (h *noteHandler) Enabled(_ context.Context, level slog.Level) bool { return level >= h.least }
 
 // Handle writes one line.
 func (h *noteHandler) Handle(_ context.Context, r slog.Record) error {
@@ -47,8 +46,27 @@ func (h *noteHandler) Handle(_ context.Context, r slog.Record) error {
 
 // WithAttrs keeps the attributes for each line.
 func (h *noteHandler) WithAttrs(attrs []slog.Attr) slog.Handler {
-	return &noteHandler{to: h.to, mu: h.mu, attrs: append(append([]slog.Attr(nil), h.attrs...), attrs...)}
+	return &noteHandler{to: h.to, mu: h.mu, least: h.least, attrs: append(append([]slog.Attr(nil), h.attrs...), attrs...)}
 }
 
 // WithGroup ignores groups: nothing here uses them.
 func (h *noteHandler) WithGroup(string) slog.Handler { return h }
+
+// redirect is a writer whose destination can change.
+type redirect struct {
+	mu sync.Mutex
+	to io.Writer
+}
+
+// Write implements io.Writer.
+func (r *redirect) Write(p []byte) (int, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.to.Write(p)
+}
+
+func (r *redirect) set(to io.Writer) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.to = to
+}

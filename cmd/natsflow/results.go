@@ -23,27 +23,37 @@ const (
 	finalScan = 1 << 20
 )
 
+// What the name of a result is, as the head of a table has it.
+const (
+	kindSubject = "subject"
+	kindKey     = "key"
+)
+
 // result is the latest result of a key.
 type result struct {
-	// name is the subject of a stream's result, or the key in a bucket.
-	name    string
-	payload string
+	// name is the subject of a stream's result, or the key in a bucket, and kind
+	// says which.
+	name, kind string
+	payload    string
 	// order rises with each result.
 	order uint64
 }
 
-// results keeps the latest results as they are published.
+// results keeps the latest results of one sink as they are published.
 type results struct {
+	sink flow.SinkInfo
+
 	mu    sync.Mutex
 	byKey map[string]*result
 	total uint64
-	dead  uint64
 }
 
-func newResults() *results { return &results{byKey: map[string]*result{}} }
+func newResults(sink flow.SinkInfo) *results {
+	return &results{sink: sink, byKey: map[string]*result{}}
+}
 
 // put takes a result.
-func (r *results) put(name string, payload []byte) {
+func (r *results) put(kind, name string, payload []byte) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.total++
@@ -58,20 +68,7 @@ func (r *results) put(name string, payload []byte) {
 			}
 		}
 	}
-	r.byKey[name] = &result{name: name, payload: string(payload), order: r.total}
-}
-
-func (r *results) putDead() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.dead++
-}
-
-// counts returns how many results and dead letters have been seen.
-func (r *results) counts() (total, dead uint64) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.total, r.dead
+	r.byKey[name] = &result{name: name, kind: kind, payload: string(payload), order: r.total}
 }
 
 // latest returns the n results that changed last, the latest first.
@@ -86,45 +83,42 @@ func (r *results) latest(n int) []result {
 	return list[:min(n, len(list))]
 }
 
-// subscribe makes r follow the sinks of a flow.
-func (r *results) subscribe(conn *bus.Conn, f *flow.Flow) (unsubscribe func(), err error) {
+// subscribe makes r follow its sink.
+func (r *results) subscribe(conn *bus.Conn) (unsubscribe func(), err error) {
 	var undo []func()
 	unsubscribe = func() {
 		for _, u := range undo {
 			u()
 		}
 	}
-	follow := func(subject string, fn func(subject string, data []byte)) {
-		u, serr := conn.Subscribe(subject, fn)
-		if serr != nil {
-			err = cmp.Or(err, serr)
-			return
+	subjects, put := r.sink.Subjects, func(subject string, data []byte) { r.put(kindSubject, subject, data) }
+	if r.sink.Kind == flow.SinkBucket {
+		prefix := "$KV." + r.sink.Name + "."
+		subjects = []string{prefix + ">"}
+		put = func(subject string, data []byte) { r.put(kindKey, strings.TrimPrefix(subject, prefix), data) }
+	}
+	for _, subject := range subjects {
+		u, err := conn.Subscribe(subject, put)
+		if err != nil {
+			unsubscribe()
+			return nil, err
 		}
 		undo = append(undo, u)
 	}
-	for _, sink := range f.Sinks() {
-		switch sink.Kind {
-		case flow.SinkStream:
-			for _, s := range sink.Subjects {
-				follow(s, r.put)
-			}
-		case flow.SinkBucket:
-			prefix := "$KV." + sink.Name + "."
-			follow(prefix+">", func(subject string, data []byte) { r.put(strings.TrimPrefix(subject, prefix), data) })
-		case flow.SinkDead:
-			follow("natsflow.dlq."+f.Name(), func(string, []byte) { r.putDead() })
-		}
-	}
-	return unsubscribe, err
+	return unsubscribe, nil
 }
 
 // readResults reads the latest result of each key from a sink.
 func readResults(ctx context.Context, conn *bus.Conn, sink flow.SinkInfo) ([]result, error) {
 	byKey := map[string]result{}
+	kind := kindSubject
+	if sink.Kind == flow.SinkBucket {
+		kind = kindKey
+	}
 	var order uint64
 	put := func(name string, payload []byte) {
 		order++
-		byKey[name] = result{name: name, payload: string(payload), order: order}
+		byKey[name] = result{name: name, kind: kind, payload: string(payload), order: order}
 	}
 	if sink.Kind == flow.SinkBucket {
 		bucket, err := conn.OpenBucket(ctx, sink.Name)
@@ -194,10 +188,13 @@ func (r result) fields() []field {
 // resultTable makes a table of results: a column for each member if all of them
 // are objects with the same members, or else the payloads as they are.
 func resultTable(list []result) table {
+	if len(list) == 0 {
+		return table{}
+	}
 	if t, ok := memberTable(list); ok {
 		return t
 	}
-	t := table{head: []string{"subject", "result"}}
+	t := table{head: []string{list[0].kind, "result"}}
 	for _, r := range list {
 		t.add(plain(r.name), plain(r.payload))
 	}
@@ -219,7 +216,7 @@ func memberTable(list []result) (t table, ok bool) {
 		}
 		if i == 0 {
 			if !keyed {
-				t.head, t.right = []string{"subject"}, []bool{false}
+				t.head, t.right = []string{r.kind}, []bool{false}
 			}
 			for _, f := range fields {
 				t.head = append(t.head, plain(f.name))

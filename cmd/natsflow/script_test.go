@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"strconv"
 	"sync"
@@ -118,8 +119,11 @@ func (p *scriptProc) match(re *regexp.Regexp) (ok bool, changed <-chan struct{})
 // program makes a program of the script's environment.
 func program(ts *testscript.TestScript, args []string) *exec.Cmd {
 	path := args[0]
-	if p, err := exec.LookPath(path); err == nil {
-		path = p
+	for _, dir := range filepath.SplitList(ts.Getenv("PATH")) {
+		if file := filepath.Join(dir, path); filepath.Base(path) == path && isProgram(file) {
+			path = file
+			break
+		}
 	}
 	cmd := exec.Command(path, args[1:]...) //nolint:noctx // ended by the script
 	cmd.Dir = ts.MkAbs(".")
@@ -129,6 +133,11 @@ func program(ts *testscript.TestScript, args []string) *exec.Cmd {
 		}
 	}
 	return cmd
+}
+
+func isProgram(file string) bool {
+	info, err := os.Stat(file)
+	return err == nil && info.Mode().IsRegular() && info.Mode().Perm()&0o111 != 0
 }
 
 // cmdStart: "start NAME PROGRAM ARG..." runs a program in the background.

@@ -52,8 +52,8 @@ func (f flowStatus) details(c *Console, now time.Time) []string {
 	if f.State != control.StateRunning {
 		colour = styleYellow
 	}
-	lines := []string{fmt.Sprintf("%s  %s  epoch %d, %s results, %s dead letters", c.style(styleBold, f.Flow),
-		c.style(colour, string(f.State)), f.Epoch, count(f.Results), count(f.Dead))}
+	lines := []string{fmt.Sprintf("%s  %s  epoch %d, %s, %s", c.style(styleBold, f.Flow),
+		c.style(colour, string(f.State)), f.Epoch, plural(f.Results, "result"), plural(f.Dead, "dead letter"))}
 	add := func(title string, body []string) {
 		if len(body) == 0 {
 			return

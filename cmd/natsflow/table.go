@@ -55,7 +55,7 @@ func (t *table) lines() []string {
 // print writes the table, each line behind indent.
 func (t *table) print(w io.Writer, indent string) {
 	for _, line := range t.lines() {
-		fmt.Fprintln(w, indent+line)
+		_, _ = fmt.Fprintln(w, indent+line)
 	}
 }
 

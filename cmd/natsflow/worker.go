@@ -80,6 +80,7 @@ func (cmd *WorkerCmd) Run(ctx context.Context, c *Console) error {
 	if cmd.registry != nil {
 		cfg.Registerer = cmd.registry
 		cfg.OnStatus = cmd.health.set
+		log.Info("serving metrics", "url", cmd.health.url)
 	}
 	cfg.Bus.Name = ""
 	err = worker.Run(ctx, f, cfg)

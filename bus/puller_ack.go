@@ -1,0 +1,84 @@
+package bus
+
+// mark remembers a place that can be acknowledged. Their number is bounded by forgetting every second one.
+func (p *puller) mark(seq uint64, reply string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.marks) >= ackMarks {
+		kept := p.marks[:0]
+		for i := 1; i < len(p.marks); i += 2 {
+			kept = append(kept, p.marks[i])
+		}
+		p.marks = kept
+	}
+	p.marks = append(p.marks, ackMark{seq, reply})
+}
+
+// ack acknowledges everything up to seq, as far as there is a mark.
+func (p *puller) ack(seq uint64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n := 0
+	for n < len(p.marks) && p.marks[n].seq <= seq {
+		n++
+	}
+	if n == 0 {
+		return
+	}
+	reply := p.marks[n-1].reply
+	p.marks = append(p.marks[:0], p.marks[n:]...)
+	if err := p.c.nc.Publish(reply, nil); err != nil {
+		p.lost++
+	}
+}
+
+// position is what the reply subject of a delivered message says.
+type position struct {
+	stream, consumer uint64
+	time             int64
+	pending          uint64
+}
+
+// parseAckSubject reads $JS.ACK.<stream>.<consumer>.<delivered>.<sseq>.<cseq>.<time>.<pending>, or the newer form with
+// domain and account behind $JS.ACK and a token at the end (ADR-15).
+func parseAckSubject(s string) (p position, ok bool) {
+	const prefix = "$JS.ACK."
+	if len(s) < len(prefix) || s[:len(prefix)] != prefix {
+		return p, false
+	}
+	dots := 0
+	for i := 0; i < len(s); i++ {
+		if s[i] == '.' {
+			dots++
+		}
+	}
+	skip := 5 // tokens before <sseq>
+	if dots >= 10 {
+		skip = 7
+	} else if dots != 8 {
+		return p, false
+	}
+	i := 0
+	for ; skip > 0; i++ {
+		if s[i] == '.' {
+			skip--
+		}
+	}
+	var field [4]uint64
+	for f := range field {
+		start := i
+		for i < len(s) && s[i] != '.' {
+			d := s[i] - '0'
+			if d > 9 {
+				return p, false
+			}
+			field[f] = field[f]*10 + uint64(d)
+			i++
+		}
+		if i == start {
+			return p, false
+		}
+		i++
+	}
+	return position{stream: field[0], consumer: field[1], time: int64(field[2]), pending: field[3]}, true
+}
