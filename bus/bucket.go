@@ -302,5 +302,5 @@ func withTTL(h nats.Header, ttl time.Duration) nats.Header {
 }
 
 func wholeSeconds(d time.Duration) time.Duration {
-	return (d + time.Second - 1) / time.Second * time.Second
+	return (d + time.Second - 1).Truncate(time.Second)
 }

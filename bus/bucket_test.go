@@ -109,7 +109,7 @@ func TestBucket_CreateUpdateDelete(t *testing.T) {
 		t.Run(fmt.Sprint(cfg.MarkerTTL), func(t *testing.T) {
 			ctx := limited(t)
 			b := bucket(t, c, cfg)
-			defer c.DeleteStream(ctx, "KV_b") //nolint:errcheck // the next case would notice
+			defer c.DeleteStream(ctx, "KV_b")
 			rev, err := b.Create(ctx, "k", []byte("1"), 0)
 			if err != nil {
 				t.Fatal(err)

@@ -41,7 +41,7 @@ func cluster(t *testing.T) []*testenv.Server {
 }
 
 // eventually repeats do until it succeeds.
-func eventually(t *testing.T, ctx context.Context, do func() error) { //nolint:revive // t first
+func eventually(t *testing.T, ctx context.Context, do func() error) {
 	t.Helper()
 	for {
 		err := do()
@@ -74,7 +74,7 @@ func TestCluster(t *testing.T) {
 }
 
 // clusterLog writes a log whose leader changes: the writer reads the head after every doubt, and goes on.
-func clusterLog(t *testing.T, ctx context.Context, b *Bucket) { //nolint:revive // t first
+func clusterLog(t *testing.T, ctx context.Context, b *Bucket) {
 	const entries = 60
 	last := uint64(0)
 	for n := range entries {
@@ -106,7 +106,7 @@ func clusterLog(t *testing.T, ctx context.Context, b *Bucket) { //nolint:revive 
 }
 
 // clusterGroups publishes groups while the leader changes in the middle of some.
-func clusterGroups(t *testing.T, ctx context.Context, c *Conn) { //nolint:revive // t first
+func clusterGroups(t *testing.T, ctx context.Context, c *Conn) {
 	s := must(c.OpenSink(ctx, "OUT"))
 	var fence uint64
 	writeFence := func() (err error) {

@@ -19,7 +19,7 @@ import (
 var errEnough = errors.New("enough")
 
 // readTo runs cu until the message with sequence through has been handled, and returns all sequences.
-func readTo(t *testing.T, ctx context.Context, cu *Cursor, through uint64) (seqs []uint64) { //nolint:revive // t first
+func readTo(t *testing.T, ctx context.Context, cu *Cursor, through uint64) (seqs []uint64) {
 	t.Helper()
 	err := cu.Run(ctx, func(m *Msg) error {
 		seqs = append(seqs, m.Seq)
@@ -247,7 +247,7 @@ func TestCursor_Disturbed(t *testing.T) {
 		case 200:
 			mine := must(other.js.Consumer(ctx, "S", name))
 			batch := must(mine.Fetch(10))
-			for range batch.Messages() { //nolint:revive // they are stolen
+			for range batch.Messages() {
 			}
 		case 600:
 			if err := other.ask(ctx, "CONSUMER.RESET.S."+name, struct{}{}, nil); err != nil {

@@ -58,7 +58,7 @@ func TestClassify(t *testing.T) {
 		t.Run(tc.err.Error(), func(t *testing.T) {
 			err := fmt.Errorf("outer: %w", classify("doing", fmt.Errorf("inner: %w", tc.err)))
 			for _, class := range []error{ErrFenced, ErrConflict, ErrUnknownOutcome, ErrNotFound, ErrExists, ErrNoSpace, ErrTooLarge, ErrNoJetStream} {
-				if got := errors.Is(err, class); got != (class == tc.class) {
+				if got := errors.Is(err, class); got != errors.Is(class, tc.class) {
 					t.Errorf("Is(%v) = %v, class should be %v", class, got, tc.class)
 				}
 			}

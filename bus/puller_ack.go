@@ -47,7 +47,7 @@ func parseAckSubject(s string) (p position, ok bool) {
 		return p, false
 	}
 	dots := 0
-	for i := 0; i < len(s); i++ {
+	for i := range len(s) {
 		if s[i] == '.' {
 			dots++
 		}

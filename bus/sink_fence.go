@@ -105,7 +105,7 @@ func (s *Sink) endBatch(ctx context.Context, flow, task string, fence uint64) er
 // readFence reads the last fence message from the leader: its sequence, 0 if there is none, and its list.
 func (s *Sink) readFence(ctx context.Context, flow, task string) (seq uint64, open []uint64, err error) {
 	m, err := s.c.lastMsg(ctx, s.name, fenceSubject(s.name, flow, task))
-	if classOf(err) == ErrNotFound {
+	if errors.Is(classOf(err), ErrNotFound) {
 		if _, serr := s.c.Stream(ctx, s.name); serr != nil {
 			return 0, nil, serr
 		}

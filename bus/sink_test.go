@@ -613,7 +613,7 @@ func TestSink_Guarded(t *testing.T) {
 }
 
 // settled is the last sequence of "OUT" once it has stopped to rise.
-func settled(t *testing.T, ctx context.Context, c *Conn) (last uint64) { //nolint:revive // t first
+func settled(t *testing.T, ctx context.Context, c *Conn) (last uint64) {
 	t.Helper()
 	for same := 0; same < 10; same++ {
 		if err := sleep(ctx, 20*time.Millisecond); err != nil {

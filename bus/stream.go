@@ -2,6 +2,7 @@ package bus
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -200,7 +201,7 @@ func (c *Conn) SeqAt(ctx context.Context, stream string, t time.Time) (uint64, e
 		mid := low + (high-low)/2
 		m, err := c.nextMsg(ctx, stream, ">", mid)
 		switch {
-		case err != nil && classOf(err) != ErrNotFound:
+		case err != nil && !errors.Is(classOf(err), ErrNotFound):
 			return 0, classify(doing, err)
 		case err != nil || m.Time.After(t):
 			high = mid - 1

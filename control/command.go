@@ -181,7 +181,7 @@ func (c *Command) parseBody(body []byte) error {
 		}
 		modes := []string{string(ModeSuspend), string(ModeFinish)}
 		if !slices.Contains(modes, s) {
-			return fmt.Errorf("mode %q: must be %s%s", s, quoted(modes), didYouMean(s, modes))
+			return fmt.Errorf("mode %q: must be one of %s%s", s, quoted(modes), didYouMean(s, modes))
 		}
 		c.Mode = Mode(s)
 	}

@@ -56,11 +56,11 @@ func TestParseCommand_refused(t *testing.T) {
 		{"prefix", "other.drain", "", `does not begin with "control."`},
 		{"member", "control.drain", `{"mdoe":"suspend"}`, `unknown member "mdoe" (did you mean "mode"?)`},
 		{"case", "control.drain", `{"Mode":"suspend"}`, `(did you mean "mode"?)`},
-		{"member far off", "control.drain", `{"x":1}`, `unknown member "x" (known: "mode", "at" or "reason")`},
+		{"member far off", "control.drain", `{"x":1}`, `unknown member "x" (known: "mode", "at", "reason")`},
 		{"twice", "control.drain", `{"mode":"suspend","mode":"finish"}`, `member "mode" given twice`},
 		{"twice inside", "control.drain", `{"at":{"seq":{"A":1,"A":2}}}`, `member "A" given twice`},
 		{"twice escaped", "control.drain", `{"mode":"suspend","mod\u0065":"finish"}`, `member "mode" given twice`},
-		{"mode", "control.drain", `{"mode":"suspent"}`, `mode "suspent": must be "suspend" or "finish" (did you mean "suspend"?)`},
+		{"mode", "control.drain", `{"mode":"suspent"}`, `mode "suspent": must be one of "suspend", "finish" (did you mean "suspend"?)`},
 		{"mode type", "control.drain", `{"mode":1}`, "mode must be a string, not a number"},
 		{"at", "control.drain", `{"at":"haed"}`, `(did you mean "head"?)`},
 		{"at type", "control.drain", `{"at":7}`, "not a number"},
@@ -139,8 +139,12 @@ func TestCommand_Body(t *testing.T) {
 
 func TestCommand_Validate(t *testing.T) {
 	for _, c := range []Command{
-		{}, {Kind: "stop"}, {Kind: KindDrain, Flow: "A"}, {Kind: KindDrain, Mode: "fast"},
-		{Kind: KindDrain, At: At{Kind: AtSeq}}, {Kind: KindDrain, At: At{Kind: AtTime}},
+		{},
+		{Kind: "stop"},
+		{Kind: KindDrain, Flow: "A"},
+		{Kind: KindDrain, Mode: "fast"},
+		{Kind: KindDrain, At: At{Kind: AtSeq}},
+		{Kind: KindDrain, At: At{Kind: AtTime}},
 		{Kind: KindDrain, At: At{Kind: "then"}},
 		{Kind: KindDrain, At: At{Kind: AtNow, Seq: map[string]uint64{"A": 1}}},
 		{Kind: KindResume, Reason: strings.Repeat("x", 2000)},

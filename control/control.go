@@ -16,9 +16,9 @@ import (
 )
 
 var (
-	// ErrNoFlow: there is no record of the flow.
+	// ErrNoFlow says that there is no record of the flow.
 	ErrNoFlow = errors.New("no such flow")
-	// ErrPrefix: the flow takes its commands from another control prefix.
+	// ErrPrefix says that the flow takes its commands from another control prefix.
 	ErrPrefix = errors.New("the flow has another control prefix")
 
 	// errRebound: the record counts commands of a control stream other than the

@@ -314,7 +314,7 @@ func (c *Control) readAssignment(ctx context.Context) (Assignment, uint64, error
 	}
 	var a Assignment
 	if err := json.Unmarshal(item.Value, &a); err != nil || a.Owner == "" || a.Instance == "" {
-		return Assignment{}, 0, fmt.Errorf("key %s of bucket %s: %w: %v", item.Key, BucketName, ErrRecord, err)
+		return Assignment{}, 0, fmt.Errorf("key %s of bucket %s: %w: %w", item.Key, BucketName, ErrRecord, err)
 	}
 	return a, item.Seq, nil
 }

@@ -171,7 +171,7 @@ func (m *Member) adopt(ctx context.Context) error {
 	case errors.Is(err, bus.ErrNotFound):
 		return fmt.Errorf("%w: it expired", ErrLeaseLost)
 	case err != nil:
-		return nil // tried again while the trust lasts
+		return nil //nolint:nilerr // tried again while the trust lasts
 	case !own:
 		return m.replacedBy(item.Value)
 	}
@@ -200,7 +200,10 @@ func (m *Member) look(ctx context.Context) (time.Duration, error) {
 	}
 	now := time.Now()
 	act := decide(m.Name(), m.Instance(), s, now)
-	if m.isActive() && act.kind != actStart {
+	if act.kind == actLost && s.owner.present {
+		return 0, fmt.Errorf("%w %s", ErrReplaced, m.Name())
+	}
+	if act.kind == actLost || m.isActive() && act.kind != actStart {
 		return 0, fmt.Errorf("%w: the flow is assigned to %s", ErrLeaseLost, s.assignment.Owner)
 	}
 	switch act.kind {

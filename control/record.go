@@ -14,8 +14,14 @@ import (
 // writes. A change that an older version must not overwrite raises it.
 const recordVersion = 1
 
-// maxHistory is how many commands the record keeps.
-const maxHistory = 16
+const (
+	// maxHistory is how many commands the record keeps.
+	maxHistory = 16
+	// maxText bounds a text of the record, in bytes, and maxNoted what the
+	// history repeats of a command: the length of its kind and the number of
+	// sources.
+	maxText, maxNoted = 1000, 32
+)
 
 // State is where a flow is between running and stopped.
 type State string
@@ -153,9 +159,12 @@ func (r Record) clone() Record {
 
 // note appends a history entry for cmd and drops the oldest.
 func (r *Record) note(cmd Command, outcome string) {
+	if len(cmd.At.Seq) > maxNoted {
+		cmd.At = At{} // the control stream still has it
+	}
 	r.History = append(r.History, HistoryEntry{
-		Seq: cmd.Seq, Time: cmd.Time, Kind: cmd.Kind, Mode: cmd.Mode, At: cmd.At,
-		Reason: cmd.Reason, Epoch: r.Epoch, Outcome: outcome,
+		Seq: cmd.Seq, Time: cmd.Time, Kind: Kind(bounded(string(cmd.Kind), maxNoted)), Mode: cmd.Mode, At: cmd.At,
+		Reason: cmd.Reason, Epoch: r.Epoch, Outcome: bounded(outcome, maxText),
 	})
 	if n := len(r.History) - maxHistory; n > 0 {
 		r.History = slices.Delete(r.History, 0, n)
@@ -173,7 +182,7 @@ func (r *Record) renote(seq uint64, outcome string) {
 }
 
 func (r *Record) setError(at time.Time, command uint64, text string) {
-	r.LastError, r.LastErrorTime, r.LastErrorCommand = text, at, command
+	r.LastError, r.LastErrorTime, r.LastErrorCommand = bounded(text, maxText), at, command
 }
 
 // ErrRecord is in the chain when a stored flow record, member or assignment

@@ -49,18 +49,23 @@ func distance(a, b string) int {
 	return prev[len(b)]
 }
 
-// quoted is a list of words for an error message: "a", "b" or "c".
+// quoted is a list of words for an error message: "a", "b".
 func quoted(words []string) string {
 	var sb strings.Builder
 	for i, w := range words {
-		switch {
-		case i == 0:
-		case i == len(words)-1:
-			sb.WriteString(" or ")
-		default:
+		if i > 0 {
 			sb.WriteString(", ")
 		}
 		fmt.Fprintf(&sb, "%q", w)
 	}
 	return sb.String()
+}
+
+// bounded cuts text that may repeat what somebody sent: the record has to stay
+// small whatever is published on the control subject.
+func bounded(text string, limit int) string {
+	if len(text) <= limit {
+		return text
+	}
+	return strings.ToValidUTF8(text[:limit], "") + "…"
 }

@@ -14,7 +14,7 @@ type Assignment struct {
 // holder is who has a lease now.
 type holder struct {
 	present  bool
-	instance string
+	instance string // "" when it cannot be read or nobody has it
 }
 
 // situation is what a member sees when it looks: the assignment, and, read AFTER
@@ -38,6 +38,7 @@ const (
 	actTake    actionKind = "take" // write the assignment by compare-and-set
 	actWait    actionKind = "wait" // look again at until
 	actStart   actionKind = "start"
+	actLost    actionKind = "lost" // our own lease is not ours any more
 )
 
 type action struct {
@@ -54,6 +55,10 @@ func decide(name, instance string, s situation, now time.Time) action {
 		return take
 	case s.assignment.Owner == name && s.assignment.Instance == instance:
 		return action{kind: actStart}
+	case s.assignment.Owner == name && s.owner.instance != instance:
+		// We have been replaced and did not know: without this the older process
+		// would take the flow from the younger one of its name.
+		return action{kind: actLost}
 	case s.assignment.Owner == name:
 		// A process of our name was active and we hold its lease now. It may not
 		// have noticed yet.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strconv"
 	"testing"
+	"time"
 
 	"natsflow/flow"
 )
@@ -96,7 +97,8 @@ func benchmarkRecord(b *testing.B, f *flow.Flow) {
 }
 
 // BenchmarkTask_Seal seals 10,000 changed keys, in tables of that many and of a
-// hundred times as many.
+// hundred times as many. seal-ns/key is the time of the seal alone; stopping the
+// clock of the benchmark around it would stop the world too.
 func BenchmarkTask_Seal(b *testing.B) {
 	const changed = 10_000
 	for _, keys := range []int{10_000, 1_000_000} {
@@ -135,16 +137,16 @@ func BenchmarkTask_Seal(b *testing.B) {
 			if _, err := t.Seal(); err != nil {
 				b.Fatal(err)
 			}
-			b.ReportAllocs()
+			var sealing time.Duration
 			for b.Loop() {
-				b.StopTimer()
 				play(changed, keys/changed)
-				b.StartTimer()
+				start := time.Now()
 				if _, err := t.Seal(); err != nil {
 					b.Fatal(err)
 				}
+				sealing += time.Since(start)
 			}
-			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/changed, "ns/key")
+			b.ReportMetric(float64(sealing.Nanoseconds())/float64(b.N)/changed, "seal-ns/key")
 		})
 	}
 }

@@ -275,13 +275,13 @@ func (f *Flow) Sources() []SourceInfo {
 // Hash identifies the definition of the flow: its partitions, sources, steps
 // and [Options.Definition]. 16 hexadecimal digits.
 func (f *Flow) Hash() string {
-	h := sha256.New()
-	fmt.Fprintf(h, "%s\n%d\n%q\n", f.name, f.opts.Partitions, f.opts.Definition)
+	b := fmt.Appendf(nil, "%s\n%d\n%q\n", f.name, f.opts.Partitions, f.opts.Definition)
 	for _, s := range f.Sources() {
-		fmt.Fprintf(h, "source %q %q %q\n", s.Step, s.Stream, s.Subjects)
+		b = fmt.Appendf(b, "source %q %q %q\n", s.Step, s.Stream, s.Subjects)
 	}
 	for _, s := range f.steps {
-		fmt.Fprintf(h, "step %q %q %v %d\n", s.ID, s.Kind, s.Stateful, s.Version)
+		b = fmt.Appendf(b, "step %q %q %v %d\n", s.ID, s.Kind, s.Stateful, s.Version)
 	}
-	return hex.EncodeToString(h.Sum(nil))[:16]
+	sum := sha256.Sum256(b)
+	return hex.EncodeToString(sum[:])[:16]
 }

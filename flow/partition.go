@@ -14,7 +14,7 @@ func Partition(key string, n int) int {
 		prime  = 16777619
 	)
 	h := uint32(offset)
-	for i := 0; i < len(key); i++ {
+	for i := range len(key) {
 		h ^= uint32(key[i])
 		h *= prime
 	}
@@ -49,7 +49,7 @@ func appendEscaped(dst []byte, s string, ok func(byte) bool) []byte {
 	if s == "" {
 		return append(dst, '=')
 	}
-	for i := 0; i < len(s); i++ {
+	for i := range len(s) {
 		c := s[i]
 		if c >= utf8.RuneSelf && ok(c) {
 			if _, n := utf8.DecodeRuneInString(s[i:]); n > 1 {

@@ -44,6 +44,13 @@ type cell[S any] struct {
 	state   S
 }
 
+// changedCell has the key beside the cell, so that a seal finds both in a list
+// that it reads in order, and does not wait for one to find the other.
+type changedCell[S any] struct {
+	cell *cell[S]
+	key  string
+}
+
 // table keeps cells by key, and in slots, so that an image of all of them can be
 // taken in slices while records change them.
 type table[S any] struct {
@@ -52,7 +59,7 @@ type table[S any] struct {
 	cells   map[string]*cell[S]
 	slots   []*cell[S]
 	free    []int32
-	changed []*cell[S]
+	changed []changedCell[S]
 	scratch []byte
 	// onLoaded is called when recovery has loaded all images.
 	onLoaded func()
@@ -96,7 +103,7 @@ func (tab *table[S]) mark(c *cell[S]) bool {
 		return false
 	}
 	c.dirty = true
-	tab.changed = append(tab.changed, c)
+	tab.changed = append(tab.changed, changedCell[S]{c, c.key})
 	return true
 }
 
@@ -105,7 +112,7 @@ func (tab *table[S]) mark(c *cell[S]) bool {
 func (tab *table[S]) takeBack(c *cell[S], marked, fresh bool) {
 	if marked {
 		n := len(tab.changed) - 1
-		tab.changed[n] = nil
+		tab.changed[n] = changedCell[S]{}
 		tab.changed = tab.changed[:n]
 		c.dirty = false
 	}
@@ -138,9 +145,9 @@ func (tab *table[S]) appendHead(dst []byte, entries int) []byte {
 	return binary.AppendUvarint(dst, uint64(entries))
 }
 
-func (tab *table[S]) appendCell(dst []byte, c *cell[S]) ([]byte, error) {
-	dst = binary.AppendUvarint(dst, uint64(len(c.key)))
-	dst = append(dst, c.key...)
+func (tab *table[S]) appendCell(dst []byte, key string, c *cell[S]) ([]byte, error) {
+	dst = binary.AppendUvarint(dst, uint64(len(key)))
+	dst = append(dst, key...)
 	if c.gone {
 		return append(dst, 0), nil
 	}
@@ -159,10 +166,10 @@ func (tab *table[S]) appendDelta(dst []byte) ([]byte, error) {
 	dst = tab.appendHead(dst, len(tab.changed))
 	for _, c := range tab.changed {
 		var err error
-		if dst, err = tab.appendCell(dst, c); err != nil {
+		if dst, err = tab.appendCell(dst, c.key, c.cell); err != nil {
 			return dst, err
 		}
-		c.dirty = false
+		c.cell.dirty = false
 	}
 	clear(tab.changed)
 	tab.changed = tab.changed[:0]
@@ -170,7 +177,7 @@ func (tab *table[S]) appendDelta(dst []byte) ([]byte, error) {
 }
 
 func (tab *table[S]) appendImage(dst []byte, slot, n int) ([]byte, int, error) {
-	end := min(slot+n, len(tab.slots))
+	end := slot + min(n, len(tab.slots)-slot)
 	live := 0
 	for _, c := range tab.slots[slot:end] {
 		if c != nil {
@@ -185,7 +192,7 @@ func (tab *table[S]) appendImage(dst []byte, slot, n int) ([]byte, int, error) {
 			continue
 		}
 		var err error
-		if dst, err = tab.appendCell(dst, c); err != nil {
+		if dst, err = tab.appendCell(dst, c.key, c); err != nil {
 			return dst, 0, err
 		}
 	}

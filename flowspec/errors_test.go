@@ -101,8 +101,14 @@ func TestEditDistance(t *testing.T) {
 		a, b string
 		want int
 	}{
-		{"", "", 0}, {"a", "", 1}, {"", "abc", 3}, {"flights", "fligths", 1}, {"kitten", "sitting", 3},
-		{"stream", "strem", 1}, {"ca", "abc", 3}, {strings.Repeat("x", 65), "x", 64},
+		{"", "", 0},
+		{"a", "", 1},
+		{"", "abc", 3},
+		{"flights", "fligths", 1},
+		{"kitten", "sitting", 3},
+		{"stream", "strem", 1},
+		{"ca", "abc", 3},
+		{strings.Repeat("x", 65), "x", 64},
 	} {
 		if got := editDistance(c.a, c.b); got != c.want {
 			t.Errorf("editDistance(%q, %q) = %d, want %d", c.a, c.b, got, c.want)

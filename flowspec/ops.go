@@ -274,17 +274,17 @@ func same(a, b value) bool {
 }
 
 func sameJSON(a, b string) bool {
-	return a == b || reflect.DeepEqual(comparable(gjson.Parse(a)), comparable(gjson.Parse(b)))
+	return a == b || reflect.DeepEqual(unfold(gjson.Parse(a)), unfold(gjson.Parse(b)))
 }
 
-// comparable unfolds JSON so that equal numbers are equal.
-func comparable(res gjson.Result) any {
+// unfold turns JSON so that equal numbers are equal.
+func unfold(res gjson.Result) any {
 	switch {
 	case res.IsObject():
 		m := map[string]any{}
 		res.ForEach(func(k, v gjson.Result) bool {
 			if _, twice := m[k.Str]; !twice {
-				m[k.Str] = comparable(v)
+				m[k.Str] = unfold(v)
 			}
 			return true
 		})
@@ -292,7 +292,7 @@ func comparable(res gjson.Result) any {
 	case res.IsArray():
 		list := []any{}
 		res.ForEach(func(_, v gjson.Result) bool {
-			list = append(list, comparable(v))
+			list = append(list, unfold(v))
 			return true
 		})
 		return list

@@ -150,7 +150,7 @@ func (p *path) appendRaw(dst []byte, m *flow.Meta, r record) ([]byte, error) {
 }
 
 func isObject(s string) bool {
-	for i := 0; i < len(s); i++ {
+	for i := range len(s) {
 		switch s[i] {
 		case ' ', '\t', '\n', '\r':
 		case '{':

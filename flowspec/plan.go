@@ -143,7 +143,7 @@ func (p Plan) String() string {
 		}
 		fmt.Fprintf(w, "  %s\t%s\t%s\n", s.Stream, subjects, s.Format)
 	}
-	w.Flush()
+	_ = w.Flush() // into a strings.Builder, which cannot fail
 	for _, s := range p.Stages {
 		fmt.Fprintf(&b, "\nstage %d, reads %s\n", s.Stage, s.Reads)
 		for _, step := range s.Steps {
@@ -152,7 +152,7 @@ func (p Plan) String() string {
 				fmt.Fprintf(w, "\t\tstate: %s\n", step.State)
 			}
 		}
-		w.Flush()
+		_ = w.Flush() // into a strings.Builder, which cannot fail
 	}
 	b.WriteString("\nsinks\n")
 	for _, s := range p.Sinks {
@@ -162,6 +162,6 @@ func (p Plan) String() string {
 		}
 		fmt.Fprintf(w, "  %s\t%s\t%s\n", s.Name, s.Kind, created)
 	}
-	w.Flush()
+	_ = w.Flush() // into a strings.Builder, which cannot fail
 	return b.String()
 }

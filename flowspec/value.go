@@ -64,7 +64,6 @@ func uintValue(u uint64) value {
 }
 
 func (v value) isNull() bool   { return v.kind == kindNull }
-func (v value) isTrue() bool   { return v.kind == kindBool && v.bits != 0 }
 func (v value) isNumber() bool { return v.kind >= kindInt && v.kind <= kindFloat }
 func (v value) int() int64     { return int64(v.bits) }
 

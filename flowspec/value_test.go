@@ -158,8 +158,14 @@ func TestOverlap(t *testing.T) {
 		a, b string
 		want bool
 	}{
-		{"a.b", "a.b", true}, {"a.b", "a.c", false}, {"a.*", "a.b", true}, {"a.>", "a.b.c", true}, {"a.>", "a", false},
-		{">", "x", true}, {"*.b", "a.*", true}, {"a", "a.b", false},
+		{"a.b", "a.b", true},
+		{"a.b", "a.c", false},
+		{"a.*", "a.b", true},
+		{"a.>", "a.b.c", true},
+		{"a.>", "a", false},
+		{">", "x", true},
+		{"*.b", "a.*", true},
+		{"a", "a.b", false},
 	} {
 		if overlap(c.a, c.b) != c.want || overlap(c.b, c.a) != c.want {
 			t.Errorf("%s and %s: want %v", c.a, c.b, c.want)

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -114,15 +115,25 @@ func cacheDir() (string, error) {
 // goBuild runs go build in dir. The go command's own output is the error's text.
 func goBuild(dir, out, pkg string, flags ...string) error {
 	args := append([]string{"build", "-o", out}, flags...)
-	cmd := exec.Command("go", append(args, pkg)...) //nolint:gosec,noctx // arguments are ours; a build has no deadline but the test's
+	cmd := exec.Command("go", append(args, pkg)...) // a build has no deadline but the test's
 	cmd.Dir = dir
-	cmd.Env = append(os.Environ(), "PWD="+dir, "GOWORK=off")
+	cmd.Env = append(os.Environ(), "PWD="+dir, "GOWORK=off", "GOFLAGS="+buildFlags(os.Getenv("GOFLAGS")))
 	var msg bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &msg, &msg
 	if err := cmd.Run(); err != nil {
 		return fmt.Errorf("building %s: %w\n%s", pkg, err, bytes.TrimSpace(msg.Bytes()))
 	}
 	return nil
+}
+
+// buildFlags leaves out of GOFLAGS what is meant for the tests, not for the
+// programs that they run: the race detector makes a server ten times slower, and
+// what is built with it must not end up in the cache under the same name.
+func buildFlags(goflags string) string {
+	return strings.Join(slices.DeleteFunc(strings.Fields(goflags), func(flag string) bool {
+		name, _, _ := strings.Cut(strings.TrimLeft(flag, "-"), "=")
+		return slices.Contains([]string{"race", "msan", "asan", "cover", "covermode", "coverpkg"}, name)
+	}), " ")
 }
 
 // moduleRoot is the folder of our go.mod, found upwards from the package whose
@@ -136,7 +147,9 @@ func moduleRoot(tb testing.TB) string {
 	return root
 }
 
-var findRoot = sync.OnceValues(func() (string, error) { //nolint:gochecknoglobals // cannot change within a process
+// findRoot is a variable for the sake of OnceValues: the root does not move
+// within a process.
+var findRoot = sync.OnceValues(func() (string, error) {
 	var starts []string
 	if wd, err := os.Getwd(); err == nil {
 		starts = append(starts, wd)
@@ -162,7 +175,7 @@ var findRoot = sync.OnceValues(func() (string, error) { //nolint:gochecknoglobal
 func fileKey(paths ...string) (string, error) {
 	h := sha256.New()
 	for _, path := range paths {
-		data, err := os.ReadFile(path) //nolint:gosec // paths are ours
+		data, err := os.ReadFile(path)
 		if err != nil {
 			return "", fmt.Errorf("reading tool versions: %w", err)
 		}

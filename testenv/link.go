@@ -99,8 +99,8 @@ func (l *Link) Dialer(dial func() (net.Conn, error)) func() (net.Conn, error) {
 	return func() (net.Conn, error) {
 		client, inner := net.Pipe()
 		if err := l.join(inner, dial); err != nil {
-			client.Close() //nolint:errcheck,gosec // a pipe's Close returns nil
-			inner.Close()  //nolint:errcheck,gosec // the same
+			client.Close() //nolint:errcheck // a pipe's Close returns nil
+			inner.Close()  //nolint:errcheck // the same
 			return nil, err
 		}
 		return client, nil
@@ -113,13 +113,13 @@ func (l *Link) Dialer(dial func() (net.Conn, error)) func() (net.Conn, error) {
 func (l *Link) Proxy(url string) string {
 	l.tb.Helper()
 	addr := strings.TrimPrefix(url, "nats://")
-	ln, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // closed by the link
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		l.tb.Fatalf("testenv: opening a proxy: %v", err)
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.stops = append(l.stops, func() { ln.Close() }) //nolint:errcheck,gosec // of a listener that is no longer needed
+	l.stops = append(l.stops, func() { ln.Close() }) //nolint:errcheck // of a listener that is no longer needed
 	l.wg.Go(func() {
 		for {
 			conn, err := ln.Accept()
@@ -127,7 +127,7 @@ func (l *Link) Proxy(url string) string {
 				return // closed
 			}
 			err = l.join(conn, func() (net.Conn, error) {
-				return net.DialTimeout("tcp", addr, 5*time.Second) //nolint:noctx // bounded by its own timeout
+				return net.DialTimeout("tcp", addr, 5*time.Second)
 			})
 			if err != nil {
 				abort(conn)

@@ -106,10 +106,17 @@ func (p *Process) Stop() {
 }
 
 // Freeze stops the server's execution with SIGSTOP: connections stay open, and
-// nothing answers.
+// nothing answers. It returns when the server stands still.
 func (p *Process) Freeze() {
 	p.tb.Helper()
 	p.signal(syscall.SIGSTOP)
+	deadline := time.Now().Add(processRestart)
+	for pid := p.PID(); !stopped(pid); {
+		if time.Now().After(deadline) {
+			p.tb.Fatalf("testenv: nats-server still runs %v after SIGSTOP", processRestart)
+		}
+		time.Sleep(time.Millisecond)
+	}
 }
 
 // Thaw lets a frozen server go on, with SIGCONT.
@@ -178,7 +185,7 @@ func (p *Process) start() error {
 	port := p.port
 	p.mu.Unlock()
 	c := &child{out: &tail{}, done: make(chan struct{})}
-	//nolint:gosec,noctx // the program is ours; it lives until Kill
+	// Without a context: it lives until Kill.
 	c.cmd = exec.Command(p.bin, "--config", p.config, "--addr", "127.0.0.1", "--port", port,
 		"--jetstream", "--store_dir", p.store, "--ports_file_dir", p.ports, "--name", "testenv")
 	c.cmd.Stdout, c.cmd.Stderr = c.out, c.out
@@ -261,7 +268,7 @@ func (p *Process) readPort(pid int) (string, bool) {
 // greets says whether a nats-server greets those who connect to addr.
 // JetStream is up before the server listens.
 func greets(addr string) bool {
-	conn, err := net.DialTimeout("tcp", addr, time.Second) //nolint:noctx // bounded by its own timeout
+	conn, err := net.DialTimeout("tcp", addr, time.Second)
 	if err != nil {
 		return false
 	}

@@ -124,3 +124,11 @@ func TestBuild(t *testing.T) {
 		t.Fatalf("got %v, want the go command's complaint", err)
 	}
 }
+
+func TestBuildFlags(t *testing.T) {
+	t.Parallel()
+	got := buildFlags("-race -timeout=60m --race=true -cover -mod=readonly")
+	if want := "-timeout=60m -mod=readonly"; got != want {
+		t.Fatalf("got %q, want %q", got, want)
+	}
+}

@@ -28,7 +28,7 @@ func abort(conn net.Conn) {
 	if tcp, ok := conn.(*net.TCPConn); ok {
 		_ = tcp.SetLinger(0) // best effort: without it, the close is a polite one
 	}
-	conn.Close() //nolint:errcheck,gosec // it is thrown away
+	conn.Close() //nolint:errcheck // it is thrown away
 }
 
 // carry moves bytes both ways until either end closes or the pair is dropped.
@@ -127,7 +127,7 @@ func (b *pump) write() {
 		if cut {
 			// The end of the connection is orderly for the receiver, so that
 			// what it was sent is not thrown away by a reset.
-			b.dst.Close() //nolint:errcheck,gosec // it is thrown away
+			b.dst.Close() //nolint:errcheck // it is thrown away
 			b.link.Cut()
 			return
 		}

@@ -130,11 +130,13 @@ type lab struct {
 	seq  uint64
 	log  *slog.Logger
 	ctl  *control.Control
+	// counts are the last results of count.
+	counts map[string]counting
 }
 
 func newLab(tb testing.TB, srv *testenv.Server) *lab {
 	tb.Helper()
-	l := &lab{tb: tb, ctx: tb.Context(), srv: srv, fed: map[string]int{}, rng: rand.New(rand.NewPCG(1, 2)), log: slog.New(slog.DiscardHandler)}
+	l := &lab{tb: tb, ctx: tb.Context(), srv: srv, fed: map[string]int{}, counts: map[string]counting{}, rng: rand.New(rand.NewPCG(1, 2)), log: slog.New(slog.DiscardHandler)}
 	if testing.Verbose() {
 		l.log = slog.New(slog.NewTextHandler(tb.Output(), &slog.HandlerOptions{Level: slog.LevelInfo}))
 	}
@@ -397,7 +399,19 @@ func (l *lab) count(stream string) int {
 	if err != nil {
 		l.tb.Fatal(err)
 	}
-	return len(l.read(stream))
+	if was := l.counts[stream]; was.last == info.LastSeq && was.created.Equal(info.Created) {
+		return was.n
+	}
+	n := len(l.read(stream))
+	l.counts[stream] = counting{info.LastSeq, info.Created, n}
+	return n
+}
+
+// counting remembers what count found.
+type counting struct {
+	last    uint64
+	created time.Time
+	n       int
 }
 
 // gate holds a process at a point of the protocol.

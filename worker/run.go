@@ -155,7 +155,7 @@ func (w *worker) prepare(ctx context.Context) error {
 	}
 	w.ctl, err = control.Open(ctx, control.Config{
 		Conn: w.conn, Flow: w.flow.Name(), Prefix: w.cfg.ControlPrefix, Replicas: w.cfg.Replicas,
-		Logger: w.log, LeaseTTL: w.cfg.LeaseTTL, Name: w.cfg.Name,
+		Logger: w.cfg.Logger.With("worker", w.cfg.Name), LeaseTTL: w.cfg.LeaseTTL, Name: w.cfg.Name,
 	})
 	if err != nil {
 		return fmt.Errorf("open control: %w", err)
@@ -463,7 +463,7 @@ func cutOf(rec control.Record) map[string]uint64 {
 // other source.
 func (w *worker) session(ctx, term context.Context, member *control.Member, rec control.Record, limits map[string]uint64) (err error) {
 	w.status.phase("starting")
-	s := newSession(w, term, rec)
+	s := newSession(term, w, rec)
 	defer func() {
 		w.status.session(nil)
 		s.close(err)

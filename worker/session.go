@@ -28,7 +28,7 @@ type target struct {
 	subject string
 	// dead: it takes the dead letters.
 	dead bool
-	sink    *bus.Sink
+	sink *bus.Sink
 	// created tells the stream from another one of the same name.
 	created time.Time
 	// seq is a sequence of the stream that was seen; what is published from now
@@ -102,7 +102,7 @@ type session struct {
 	troubles map[*patience]string
 }
 
-func newSession(w *worker, term context.Context, rec control.Record) *session {
+func newSession(term context.Context, w *worker, rec control.Record) *session {
 	s := &session{
 		cfg: &w.cfg, flow: w.flow, sources: w.flow.Sources(), interval: w.flow.Options().CommitInterval,
 		log: w.log, metrics: w.metrics, conn: w.conn, ctl: w.ctl, controlStream: rec.Control.Stream, epoch: rec.Epoch, began: time.Now(),

@@ -1,14 +1,20 @@
 package worker
 
 import (
+	"bytes"
+	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"natsflow/bus"
 	"natsflow/control"
+	"natsflow/testenv"
 )
 
 // fill leaves no room in a bucket; empty makes it again.
@@ -102,29 +108,85 @@ func TestBucketFull(t *testing.T) {
 	})
 }
 
-// There is room for commits and none for a base: the flow goes on without one.
+// There is room for commits and none for a base: the flow goes on without one, and
+// tries again now and then.
 func TestBucketFull_base(t *testing.T) {
 	bubble(t, func(t *testing.T, l *lab) {
-		bucket, err := l.conn.EnsureBucket(l.ctx, bus.BucketConfig{Name: "natsflow_big", MaxBytes: 2 << 20})
-		if err != nil {
+		var log record
+		l.log = slog.New(slog.NewTextHandler(&log, nil))
+		if _, err := l.conn.EnsureBucket(l.ctx, bus.BucketConfig{Name: "natsflow_big", MaxBytes: 1_600_000}); err != nil {
 			t.Fatal(err)
 		}
-		// Bases are as large as the state: nearly all of the room there is.
-		f := bigFlow(t)
+		f := bigFlow(t, 1)
 		p := l.start(f, Config{}, nil)
 		l.awaitPhase(p, "running")
-		for i := range 4 {
-			l.putBig(fmt.Sprintf("a%d", i), 100_000)
+		// Once in a delta, and there is no room for the base that is due then.
+		l.putBig("large", 1_000_000)
+		for i := range 60 {
+			l.putBig(fmt.Sprintf("small%d", i), 100)
 			l.pass(time.Second)
 		}
-		empty := fill(l, bucket)
-		l.pass(time.Minute)
-		empty()
-		for i := range 60 {
-			l.putBig(fmt.Sprintf("a%d", i%4), 100_000+i)
-			l.pass(500 * time.Millisecond)
+		l.await("all committed", func() bool { return p.at().Sources["IN"].Committed == 61 })
+		if err := p.leave(); err != nil {
+			t.Fatal(err)
 		}
-		l.await("all committed", func() bool { return p.at().Sources["IN"].Committed == 64 })
+		if n := strings.Count(log.String(), "no room for a base"); n < 2 || n > 10 {
+			t.Errorf("%d times in the log that there is no room for a base", n)
+		}
+		p = l.start(f, Config{}, nil)
+		l.tell("large")
+		l.awaitResults(p, 1)
+		if err := p.leave(); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+// record is a log in memory.
+type record struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (r *record) Write(p []byte) (int, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.b.Write(p)
+}
+
+func (r *record) String() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.b.String()
+}
+
+// The server is away in the middle of a base, whose upload holds up the lane, when the
+// worker is asked to stop: the stop is bounded all the same.
+func TestStop_inTheMiddleOfABase(t *testing.T) {
+	bubble(t, func(t *testing.T, l *lab) {
+		f := bigFlow(t, 1)
+		var batches atomic.Int64
+		p := l.start(f, Config{StopTimeout: 3 * time.Second, LeaseTTL: time.Minute}, func(p *process, _ context.Context, point, _ string) error {
+			// The delta has three batches of chunks; then comes the base.
+			if point == "chunk-written" && batches.Add(1) == 4 {
+				p.link.Hold(testenv.ToServer)
+			}
+			return nil
+		})
+		l.awaitPhase(p, "running")
+		l.putBig("large", 5_000_000)
+		l.await("the base", func() bool { return batches.Load() >= 4 })
+		l.pass(time.Second)
+		began := time.Now()
+		if err := p.leave(); !errors.Is(err, ErrStopTimeout) {
+			t.Errorf("got %v", err)
+		}
+		if took := time.Since(began); took > 10*time.Second {
+			t.Errorf("the stop took %v", took)
+		}
+		p = l.start(f, Config{}, nil)
+		l.tell("large")
+		l.awaitResults(p, 1)
 		if err := p.leave(); err != nil {
 			t.Fatal(err)
 		}

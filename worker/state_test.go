@@ -19,9 +19,9 @@ import (
 
 // bigFlow keeps, for each key, as many bytes as its last record says, and tells their
 // checksum and number when it is asked to.
-func bigFlow(tb testing.TB) *flow.Flow {
+func bigFlow(tb testing.TB, partitions int) *flow.Flow {
 	tb.Helper()
-	b := flow.New("big", flow.Options{})
+	b := flow.New("big", flow.Options{Partitions: partitions})
 	src := flow.From(b, flow.Source{Stream: "IN"}, flow.DecodeText())
 	keyed := flow.KeyBy(src, func(_ *flow.Meta, v string) (string, error) {
 		key, _, _ := strings.Cut(v, " ")
@@ -72,6 +72,14 @@ func noise(key string, n int) []byte {
 func (l *lab) putBig(key string, n int) {
 	l.tb.Helper()
 	if _, err := l.conn.Publish(l.ctx, "in."+key, nil, fmt.Appendf(nil, "%s %d", key, n)); err != nil {
+		l.tb.Fatal(err)
+	}
+}
+
+// tell asks for what is kept of a key.
+func (l *lab) tell(key string) {
+	l.tb.Helper()
+	if _, err := l.conn.Publish(l.ctx, "in.x", nil, []byte(key+" tell")); err != nil {
 		l.tb.Fatal(err)
 	}
 }
@@ -176,7 +184,7 @@ func TestState_large(t *testing.T) {
 		keys = 20_000
 	}
 	l := newLab(t, testenv.StartServer(t, testenv.DontListen()))
-	f := bigFlow(t)
+	f := bigFlow(t, 16)
 	p := l.start(f, Config{}, nil)
 	feeder := l.conn.NewFeeder(0)
 	want := map[string]string{}
@@ -203,9 +211,7 @@ func TestState_large(t *testing.T) {
 	tell := func(key string, n int) {
 		data := noise(key, n)
 		want[key] = fmt.Sprintf("%s %d %08x", key, n, crc32.ChecksumIEEE(data))
-		if _, err := l.conn.Publish(l.ctx, "in.x", nil, []byte(key+" tell")); err != nil {
-			t.Fatal(err)
-		}
+		l.tell(key)
 	}
 	tell("large", 5_000_002)
 	for i := 0; i < keys; i += keys / 100 {

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -89,7 +90,7 @@ func docScript(t *testing.T, root, text string) string {
 
 func shellQuote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
 
-const docPrelude = `set -euo pipefail
+const docPrelude = `set -eu
 again() {
 	for _ in $(seq 60); do
 		if eval "$1"; then return; fi
@@ -121,9 +122,20 @@ func runDocScript(t *testing.T, root, script string) {
 	// The workers in the background end with the script.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
-	out, err := cmd.CombinedOutput()
+	// A file and not a pipe: a worker that is left in the background would keep the
+	// pipe open.
+	out, err := os.Create(filepath.Join(t.TempDir(), "out"))
 	if err != nil {
-		t.Fatalf("%v\n%s", err, out)
+		t.Fatal(err)
+	}
+	cmd.Stdout, cmd.Stderr = out, out
+	err = cmd.Run()
+	if kerr := syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL); kerr != nil && !errors.Is(kerr, syscall.ESRCH) {
+		t.Error(kerr)
+	}
+	if err != nil {
+		text, rerr := os.ReadFile(out.Name())
+		t.Fatalf("%v %v\n%s", err, rerr, text)
 	}
 }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
@@ -17,7 +18,7 @@ func TestHealth(t *testing.T) {
 	}
 	get := func(path string) (int, string) {
 		w := httptest.NewRecorder()
-		h.handler().ServeHTTP(w, httptest.NewRequest("GET", path, nil))
+		h.handler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
 		return w.Code, strings.TrimSpace(w.Body.String())
 	}
 	for _, tc := range []struct {

@@ -234,7 +234,7 @@ func naive(t *testing.T, file string) map[string][]delays {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer f.Close() //nolint:errcheck // nothing was written
+	defer f.Close()
 	z, err := gzip.NewReader(f)
 	if err != nil {
 		t.Fatal(err)

@@ -53,8 +53,8 @@ func TestDev_terminal(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	_ = file.Close()         // the program has it now
-	defer cmd.Process.Kill() //nolint:errcheck // it has ended, unless the test has failed
+	_ = file.Close() // the program has it now
+	defer cmd.Process.Kill()
 	patience := time.AfterFunc(scriptPatience, func() { _ = cmd.Process.Kill() })
 	defer patience.Stop()
 
@@ -111,7 +111,7 @@ func TestWorker_secondSignal(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	defer cmd.Process.Kill() //nolint:errcheck // it has ended, unless the test has failed
+	defer cmd.Process.Kill()
 	deadline := time.After(scriptPatience)
 	for running := regexp.MustCompile(`"msg":"running"`); ; {
 		ok, changed := out.match(running)

@@ -2,7 +2,6 @@ package embed
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -52,7 +51,7 @@ func (l *logger) Tracef(format string, args ...any) { l.log(slog.LevelDebug, for
 func (l *logger) Fatalf(format string, args ...any) {
 	l.mu.Lock()
 	if l.err == nil {
-		l.err = errors.New(fmt.Sprintf(format, args...))
+		l.err = fmt.Errorf(format, args...)
 	}
 	l.mu.Unlock()
 	l.log(slog.LevelError, format, args)

@@ -37,7 +37,7 @@ type Guard struct {
 
 // process is the guard of this process. It is a global because what it guards
 // are globals of other packages.
-var process Guard //nolint:gochecknoglobals // one process has one coarse clock and one pool of timers
+var process Guard
 
 // Shared takes a share of the process's real time, after waiting at most
 // patience for a bubble to end. release must be called once; more calls do nothing.
