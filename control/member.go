@@ -17,10 +17,10 @@ import (
 )
 
 var (
-	// ErrReplaced: another process joined under the same name. The older one
+	// ErrReplaced says that another process joined under the same name. The older one
 	// must stop.
 	ErrReplaced = errors.New("another process took the name")
-	// ErrLeaseLost: the lease could not be renewed in time, or another process
+	// ErrLeaseLost says that the lease could not be renewed in time, or another process
 	// took over. The caller stops its work and may join again.
 	ErrLeaseLost = errors.New("the lease is lost")
 )

@@ -28,10 +28,10 @@ func TestDecodeRecord(t *testing.T) {
 	if _, err := decodeRecord(good); err != nil {
 		t.Fatal(err)
 	}
-	change := func(old, new string) []byte {
-		s := strings.Replace(string(good), old, new, 1)
+	change := func(was, is string) []byte {
+		s := strings.Replace(string(good), was, is, 1)
 		if s == string(good) {
-			t.Fatalf("%s is not in %s", old, good)
+			t.Fatalf("%s is not in %s", was, good)
 		}
 		return []byte(s)
 	}

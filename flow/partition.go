@@ -49,7 +49,7 @@ func appendEscaped(dst []byte, s string, ok func(byte) bool) []byte {
 	if s == "" {
 		return append(dst, '=')
 	}
-	for i := range len(s) {
+	for i := 0; i < len(s); i++ {
 		c := s[i]
 		if c >= utf8.RuneSelf && ok(c) {
 			if _, n := utf8.DecodeRuneInString(s[i:]); n > 1 {

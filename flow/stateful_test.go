@@ -101,7 +101,7 @@ func TestStateful_Unchanged(t *testing.T) {
 		t.Errorf("%d keys", r.keys())
 	}
 	// After an error it does not count: the change is stored.
-	r.want([]string{"b add unchanged error"}, dead("script", "as told", 7, "b add unchanged error"))
+	r.want([]string{"b add unchanged error"}, dead("script", "as told", 8, "b add unchanged error"))
 	r.crash()
 	r.want([]string{"b emit unchanged"}, out("b", "2"))
 }

@@ -141,15 +141,15 @@ func (p Plan) String() string {
 		if len(s.Subjects) > 0 {
 			subjects = strings.Join(s.Subjects, ", ")
 		}
-		fmt.Fprintf(w, "  %s\t%s\t%s\n", s.Stream, subjects, s.Format)
+		_, _ = fmt.Fprintf(w, "  %s\t%s\t%s\n", s.Stream, subjects, s.Format)
 	}
 	_ = w.Flush() // into a strings.Builder, which cannot fail
 	for _, s := range p.Stages {
 		fmt.Fprintf(&b, "\nstage %d, reads %s\n", s.Stage, s.Reads)
 		for _, step := range s.Steps {
-			fmt.Fprintf(w, "  %s\t%s\t%s\n", step.ID, step.Kind, step.Does)
+			_, _ = fmt.Fprintf(w, "  %s\t%s\t%s\n", step.ID, step.Kind, step.Does)
 			if step.State != "" {
-				fmt.Fprintf(w, "\t\tstate: %s\n", step.State)
+				_, _ = fmt.Fprintf(w, "\t\tstate: %s\n", step.State)
 			}
 		}
 		_ = w.Flush() // into a strings.Builder, which cannot fail
@@ -160,7 +160,7 @@ func (p Plan) String() string {
 		if len(s.Subjects) > 0 {
 			created += ", with " + strings.Join(s.Subjects, ", ")
 		}
-		fmt.Fprintf(w, "  %s\t%s\t%s\n", s.Name, s.Kind, created)
+		_, _ = fmt.Fprintf(w, "  %s\t%s\t%s\n", s.Name, s.Kind, created)
 	}
 	_ = w.Flush() // into a strings.Builder, which cannot fail
 	return b.String()

@@ -109,7 +109,7 @@ func parseSmallInt(raw string) (value, bool) {
 		return value{}, false
 	}
 	var n int64
-	for i := 0; i < len(digits); i++ {
+	for i := range len(digits) {
 		c := digits[i] - '0'
 		if c > 9 {
 			return value{}, false

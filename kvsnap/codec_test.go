@@ -67,13 +67,13 @@ func TestEntry_anyFlippedBitShows(t *testing.T) {
 		for bit := range 8 {
 			bad := bytes.Clone(value)
 			bad[i] ^= 1 << bit
-			assertCorrupt(t, "log.0.3.17", bad)
+			_ = assertCorrupt(t, "log.0.3.17", bad)
 		}
 	}
 	for n := range value {
-		assertCorrupt(t, "log.0.3.17", value[:n])
+		_ = assertCorrupt(t, "log.0.3.17", value[:n])
 	}
-	assertCorrupt(t, "log.0.3.17", append(bytes.Clone(value), 0))
+	_ = assertCorrupt(t, "log.0.3.17", append(bytes.Clone(value), 0))
 }
 
 func assertCorrupt(t *testing.T, key string, value []byte) *CorruptError {

@@ -127,7 +127,7 @@ func decodeEntry(flow, key string, value []byte) (*entry, error) {
 	case e.N != n:
 		return nil, corrupt(key, "is entry %d", e.N)
 	}
-	if err := e.header.validate(); err != nil {
+	if err := e.validate(); err != nil {
 		return nil, corrupt(key, "%v", err)
 	}
 	if err := e.cut(body); err != nil {

@@ -94,7 +94,7 @@ func (r *recovery) scan(ctx context.Context) error {
 		e, err := r.store.decodeItem(item)
 		if err != nil {
 			bad = append(bad, damaged{n, err})
-			return nil
+			return nil //nolint:nilerr // judged when the whole log has been read
 		}
 		seen = seen || (e.seq == r.own.seq && e.Nonce == r.own.Nonce)
 		r.take(e)

@@ -344,7 +344,7 @@ func (w *worker) term(ctx, term context.Context, member *control.Member) error {
 			w.log.Warn("the session ended; starting it again", "in", wait, "err", err)
 			w.status.trouble(err.Error())
 			if pause(ctx, wait) != nil {
-				return nil
+				return nil //nolint:nilerr // asked to leave while there was nothing to leave
 			}
 			wait = min(2*wait, maxRejoinWait)
 			continue

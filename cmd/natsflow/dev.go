@@ -297,8 +297,8 @@ func (d *devRun) latest() worker.Status {
 // drainWhenFed asks for the drain of --once. It waits until the worker runs: the
 // flow may still be drained from before, and then the command would do nothing.
 func (d *devRun) drainWhenFed(ctx context.Context) error {
-	if !d.cmd.Once || !d.fed || d.asked || ctx.Err() != nil || d.latest().Phase != "running" {
-		return nil
+	if ended := ctx.Err() != nil; ended || !d.cmd.Once || !d.fed || d.asked || d.latest().Phase != "running" {
+		return nil //nolint:nilerr // there is nothing to ask for at the end
 	}
 	d.asked = true
 	ctl, err := control.Open(ctx, control.Config{Conn: d.conn, Flow: d.flow.Name()})

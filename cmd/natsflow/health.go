@@ -76,6 +76,7 @@ func (h *health) listen(addr string) (execute func() error, interrupt func(error
 		return nil
 	}
 	interrupt = func(error) {
+		//nolint:forbidigo // the group has ended: there is no context left
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()
 		if srv.Shutdown(ctx) != nil {
