@@ -112,7 +112,6 @@ func (r *rig) handLoop(out string) (stop func()) {
 	if err != nil {
 		r.tb.Fatal(err)
 	}
-	var pending atomic.Int64
 	js, err := jetstream.New(nc, jetstream.WithPublishAsyncMaxPending(8192))
 	if err != nil {
 		r.tb.Fatal(err)
@@ -142,9 +141,9 @@ func (r *rig) handLoop(out string) (stop func()) {
 				if err := f.msg.Ack(); err != nil {
 					return
 				}
-			case <-f.ack.Err():
+			case err := <-f.ack.Err():
+				r.tb.Error(err)
 			}
-			pending.Add(-1)
 		}
 	}()
 	counts := map[string]int{}
@@ -162,7 +161,6 @@ func (r *rig) handLoop(out string) (stop func()) {
 		if err != nil {
 			return
 		}
-		pending.Add(1)
 		flights <- flight{m, f}
 	}, jetstream.PullMaxMessages(20000))
 	if err != nil {

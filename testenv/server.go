@@ -35,9 +35,18 @@ func NoJetStream() Option { return func(c *embed.Config) { c.NoJetStream = true 
 func LogTo(logger *slog.Logger) Option { return func(c *embed.Config) { c.Logger = logger } }
 
 // Configure has the last word on the server's own options, e.g. for TLS or
-// users. Only packages that may import nats-server can use it.
+// users; several of them apply in turn. Only packages that may import nats-server
+// can use it.
 func Configure(change func(*server.Options)) Option {
-	return func(c *embed.Config) { c.Configure = change }
+	return func(c *embed.Config) {
+		before := c.Configure
+		c.Configure = func(o *server.Options) {
+			if before != nil {
+				before(o)
+			}
+			change(o)
+		}
+	}
 }
 
 // Server is a nats-server inside the test's process. It is safe for concurrent use.
