@@ -229,8 +229,13 @@ func (c *Control) create(ctx context.Context, rec Record) (Record, error) {
 // the one of the record returned. Errors: ErrNotDraining, *CutBehindError (the
 // drain is given up then and the flow runs).
 func (c *Control) FixCut(ctx context.Context, epoch uint64, cut, read map[string]uint64) (Record, error) {
-	rec, err := c.change(ctx, "fix the cut", func(r Record) (Record, error) { return r.FixCut(epoch, cut, read) })
-	if err == nil {
+	ours := false
+	rec, err := c.change(ctx, "fix the cut", func(r Record) (Record, error) {
+		next, err := r.FixCut(epoch, cut, read)
+		ours = err == nil && r.Drain.Cut == nil
+		return next, err
+	})
+	if err == nil && ours {
 		c.log.InfoContext(ctx, "cut fixed", "epoch", epoch, "cut", FormatCut(rec.Drain.Cut))
 	}
 	return rec, err

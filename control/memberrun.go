@@ -52,7 +52,7 @@ func (m *Member) Run(ctx context.Context) error {
 // decisions are made on what is read from the leader then.
 func (m *Member) watch(ctx context.Context) error {
 	flow := m.c.cfg.Flow
-	err := m.c.bucket.Watch(ctx, flow+".>", func(item bus.Item) error {
+	hint := func(item bus.Item) error {
 		switch {
 		case item.Key == m.key && item.Seq > m.joined && item.Deleted:
 			return fmt.Errorf("%w: it was removed or expired", ErrLeaseLost)
@@ -62,6 +62,9 @@ func (m *Member) watch(ctx context.Context) error {
 			m.wantLook()
 		}
 		return nil
+	}
+	err := retry(ctx, m.c.log, "watch the members", func() error {
+		return m.c.bucket.Watch(ctx, flow+".>", hint)
 	})
 	if err != nil && ctx.Err() == nil && !errors.Is(err, ErrReplaced) && !errors.Is(err, ErrLeaseLost) {
 		return fmt.Errorf("watch the members: %w", err)

@@ -22,7 +22,7 @@ const identityCheck = 30 * time.Second
 // another process moved the flow to another prefix (ErrPrefix). onRecord may be
 // nil.
 func (c *Control) Run(ctx context.Context, onRecord func(Record)) error {
-	if _, err := c.Record(ctx); err != nil {
+	if _, err := c.await(ctx); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -38,10 +38,19 @@ func (c *Control) Run(ctx context.Context, onRecord func(Record)) error {
 	return context.Cause(ctx)
 }
 
+// await reads the record, however long the server is away.
+func (c *Control) await(ctx context.Context) (rec Record, err error) {
+	err = retry(ctx, c.log, "read the flow record", func() error {
+		rec, err = c.Record(ctx)
+		return err
+	})
+	return rec, err
+}
+
 // watch reports the record.
 func (c *Control) watch(ctx context.Context, onRecord func(Record)) error {
 	var last uint64
-	return c.bucket.Watch(ctx, recordKey(c.cfg.Flow), func(item bus.Item) error {
+	report := func(item bus.Item) error {
 		if item.Key == "" || item.Seq <= last {
 			return nil // the end of the initial values, or a repeat after a reconnect
 		}
@@ -57,6 +66,9 @@ func (c *Control) watch(ctx context.Context, onRecord func(Record)) error {
 			onRecord(rec)
 		}
 		return nil
+	}
+	return retry(ctx, c.log, "watch the flow record", func() error {
+		return c.bucket.Watch(ctx, recordKey(c.cfg.Flow), report)
 	})
 }
 
@@ -71,7 +83,7 @@ func (c *Control) follow(ctx context.Context) error {
 		if !errors.Is(err, errRebound) {
 			return err
 		}
-		c.log.WarnContext(ctx, "the control stream was created anew", "stream", ref.Stream)
+		c.log.WarnContext(ctx, "the control stream was deleted or created anew", "stream", ref.Stream)
 	}
 }
 
@@ -112,8 +124,11 @@ func (c *Control) followStream(ctx context.Context, ref ControlRef) error {
 	cancel(err)
 	wg.Wait()
 	c.closeCursor(ctx, cursor)
-	if stopped != nil {
+	switch {
+	case stopped != nil:
 		return stopped
+	case errors.Is(err, bus.ErrNotFound):
+		return errRebound
 	}
 	return err
 }
@@ -154,6 +169,9 @@ func (c *Control) openCursor(ctx context.Context) (*bus.Cursor, error) {
 		})
 		return err
 	})
+	if errors.Is(err, bus.ErrNotFound) {
+		return nil, errRebound
+	}
 	if err != nil {
 		return nil, fmt.Errorf("read the control stream: %w", err)
 	}
@@ -208,11 +226,15 @@ func (c *Control) CatchUp(ctx context.Context) (Record, error) {
 	if err != nil {
 		return Record{}, err
 	}
-	info, err := c.cfg.Conn.Stream(ctx, ref.Stream)
+	var info bus.StreamInfo
+	err = retry(ctx, c.log, "look for commands", func() error {
+		info, err = c.cfg.Conn.Stream(ctx, ref.Stream)
+		return err
+	})
 	if err != nil {
 		return Record{}, fmt.Errorf("look for commands: %w", err)
 	}
-	rec, err := c.Record(ctx)
+	rec, err := c.await(ctx)
 	if err != nil || rec.LastCommand >= info.LastSeq {
 		return rec, err
 	}
@@ -232,7 +254,7 @@ func (c *Control) CatchUp(ctx context.Context) (Record, error) {
 	if err != nil {
 		return Record{}, err
 	}
-	return c.Record(ctx)
+	return c.await(ctx)
 }
 
 // untilHandled waits until the cursor's messages up to seq have been handled.

@@ -165,3 +165,21 @@ func TestStateCodec_NotEncodable(t *testing.T) {
 		}
 	}
 }
+
+// A later image replaces the state of a key: nothing of the earlier one shows
+// through where the encoding leaves members out.
+func TestTask_LoadReplaces(t *testing.T) {
+	b := newFlow()
+	textTo(flow.Stateful(keyed(b), "set", flow.JSONState[map[string]int](1, nil),
+		func(_ *flow.Meta, s *map[string]int, v string, emit func(string)) error {
+			data, err := json.Marshal(*s)
+			emit(string(data))
+			*s = map[string]int{v: 1}
+			return err
+		}))
+	r := run(t, b)
+	r.want([]string{"k a"}, out("k", "null"))
+	r.want([]string{"k b"}, out("k", `{"k a":1}`))
+	r.crash()
+	r.want([]string{"k c"}, out("k", `{"k b":1}`))
+}

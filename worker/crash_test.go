@@ -15,7 +15,7 @@ import (
 
 // histories is the number of seeded histories for each kind of sink.
 var (
-	histories = flag.Int("histories", 60, "seeded crash histories for each kind of sink")
+	histories = flag.Int("histories", 0, "seeded crash histories for each kind of sink (default 60, with the race detector 12)")
 	firstSeed = flag.Uint64("seed", 1, "seed of the first history")
 )
 
@@ -48,9 +48,17 @@ var sinkKinds = []sinkKind{
 // starts them again, drains at the end, and judges the results.
 func TestRun_crashHistories(t *testing.T) {
 	hit := map[string]int{}
+	n := *histories
+	switch {
+	case n > 0:
+	case raceDetector:
+		n = 12
+	default:
+		n = 60
+	}
 	for _, kind := range sinkKinds {
 		t.Run(kind.name, func(t *testing.T) {
-			for i := range *histories {
+			for i := range n {
 				seed := *firstSeed + uint64(i)
 				t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
 					testenv.Bubble(t, func(t *testing.T, srv *testenv.Server) { crashHistory(t, srv, kind, seed, hit) })
@@ -58,7 +66,7 @@ func TestRun_crashHistories(t *testing.T) {
 			}
 		})
 	}
-	if *histories < 60 || t.Failed() {
+	if n < 60 || t.Failed() {
 		return
 	}
 	for _, p := range points {

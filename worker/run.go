@@ -42,7 +42,8 @@ type worker struct {
 	flow    *flow.Flow
 	log     *slog.Logger
 	metrics *Metrics
-	conn    *bus.Conn
+	conn    *bus.Conn // reads and commits
+	side    *bus.Conn // lease and record: their answers must not stand behind what is read
 	ctl     *control.Control
 	records *mailbox
 	status  *reporter
@@ -90,13 +91,20 @@ func Run(ctx context.Context, f *flow.Flow, cfg Config) error {
 }
 
 func (w *worker) run(ctx, hard context.Context) (err error) {
-	if w.conn, err = bus.Connect(ctx, w.cfg.Bus); err != nil {
-		if ctx.Err() != nil {
-			return nil
+	side := w.cfg.Bus
+	side.Name += " (control)"
+	for _, c := range []struct {
+		conn **bus.Conn
+		cfg  bus.Config
+	}{{&w.conn, w.cfg.Bus}, {&w.side, side}} {
+		if *c.conn, err = bus.Connect(ctx, c.cfg); err != nil {
+			if ctx.Err() != nil {
+				return nil
+			}
+			return err
 		}
-		return err
+		defer (*c.conn).Close()
 	}
-	defer w.conn.Close()
 	w.status = newReporter(w)
 	err = w.retry(ctx, "start", func() error { return w.prepare(ctx) })
 	if ctx.Err() != nil {
@@ -154,7 +162,7 @@ func (w *worker) prepare(ctx context.Context) error {
 		return err
 	}
 	w.ctl, err = control.Open(ctx, control.Config{
-		Conn: w.conn, Flow: w.flow.Name(), Prefix: w.cfg.ControlPrefix, Replicas: w.cfg.Replicas,
+		Conn: w.side, Flow: w.flow.Name(), Prefix: w.cfg.ControlPrefix, Replicas: w.cfg.Replicas,
 		Logger: w.cfg.Logger.With("worker", w.cfg.Name), LeaseTTL: w.cfg.LeaseTTL, Name: w.cfg.Name,
 	})
 	if err != nil {

@@ -180,7 +180,7 @@ func TestState_corrupt(t *testing.T) {
 // snapshotted, and are there after a restart.
 func TestState_large(t *testing.T) {
 	keys := 200_000
-	if testing.Short() {
+	if testing.Short() || raceDetector {
 		keys = 20_000
 	}
 	l := newLab(t, testenv.StartServer(t, testenv.DontListen()))

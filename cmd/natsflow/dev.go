@@ -138,7 +138,11 @@ func (d *devRun) run(ctx context.Context) error {
 	}
 	// What was asked for is done; printing what came of it must not be cut short
 	// by the signal that ended it.
-	after, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
+	patience := 2 * time.Second
+	if d.cmd.Once {
+		patience = time.Minute
+	}
+	after, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
 	defer cancel()
 	return d.conclude(after)
 }
@@ -257,7 +261,9 @@ func (d *devRun) work(ctx context.Context) (err error) {
 // first.
 func (d *devRun) runWorker(ctx context.Context) error {
 	cfg := worker.Config{
-		Bus: bus.Config{InProcess: d.srv.InProcess}, Name: devName, LeaseTTL: 2 * time.Second, Resume: d.before.State.Stopped(),
+		// Nobody stands by, and the next run takes over under the same name at once:
+		// a long lease outlasts a machine that is busy with other things.
+		Bus: bus.Config{InProcess: d.srv.InProcess}, Name: devName, LeaseTTL: 30 * time.Second, Resume: d.before.State.Stopped(),
 		StopTimeout: 10 * time.Second, Logger: d.cmd.logger(d.c, d.logTo, slog.LevelWarn), OnStatus: d.setStatus,
 	}
 	err := worker.Run(ctx, d.flow, cfg)

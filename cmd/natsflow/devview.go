@@ -81,8 +81,11 @@ func progressLine(st devState) string {
 		parts = append(parts, plural(st.status.DeadLetters, "dead letter"))
 	}
 	line := st.status.Phase + ": " + strings.Join(parts, ", ")
-	if st.status.Phase == "" {
+	switch {
+	case st.status.Phase == "":
 		line = "starting"
+	case len(st.status.Sources) == 0:
+		line = st.status.Phase // between sessions there is nothing to tell
 	}
 	if st.status.Trouble != "" {
 		line += "; trouble: " + plain(st.status.Trouble)

@@ -224,11 +224,15 @@ func (f *feed) run(ctx context.Context, conn *bus.Conn) error {
 		f.done.Add(1)
 		return nil
 	})
-	// What was sent is stored or not; the next feed looks. Waiting makes sure that
-	// the number that is shown is true.
-	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
-	defer cancel()
-	if ferr := out.Flush(bounded); err == nil && ferr != nil {
+	// Also what was sent before ctx ended is waited for, within a bound, so that
+	// the number that is shown is true. What is not stored, the next feed finds.
+	flush := ctx
+	if ctx.Err() != nil {
+		bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
+		defer cancel()
+		flush = bounded
+	}
+	if ferr := out.Flush(flush); err == nil && ferr != nil {
 		err = fmt.Errorf("feed %s: %w", f.spec.File, ferr)
 	}
 	if ctx.Err() != nil {
