@@ -213,12 +213,14 @@ func (s *site) applyOnce(rng *rand.Rand) {
 	for i := range commands {
 		for _, l := range links {
 			l.Heal()
-			l.CutAfter(testenv.Direction(rng.IntN(2)), rng.Int64N(1500))
+			dir := []testenv.Direction{testenv.ToServer, testenv.ToClient}[rng.IntN(2)]
+			l.CutAfter(dir, rng.Int64N(1500))
 		}
 		last = s.pub(c, "control."+[]string{"drain", "resume"}[i%2], "")
 		time.Sleep(time.Duration(rng.IntN(6000)) * time.Millisecond)
 	}
 	for _, l := range links {
+		l.CutAfter(testenv.Both, -1)
 		l.Heal()
 	}
 	for _, r := range runs {

@@ -84,11 +84,18 @@ func (p *process) wantStandBy(d time.Duration) {
 
 func (p *process) wantEnd(want error) error {
 	p.s.t.Helper()
+	err := p.ended()
+	if !errors.Is(err, want) {
+		p.s.t.Errorf("%s ended with %v, want %v", p.m.Name(), err, want)
+	}
+	return err
+}
+
+// ended waits for the end of Run.
+func (p *process) ended() error {
+	p.s.t.Helper()
 	select {
 	case err := <-p.done:
-		if !errors.Is(err, want) {
-			p.s.t.Errorf("%s ended with %v, want %v", p.m.Name(), err, want)
-		}
 		if p.m.Trusted() {
 			p.s.t.Errorf("%s ended and is trusted", p.m.Name())
 		}
@@ -166,7 +173,7 @@ func TestMember_dies(t *testing.T) {
 		if a.m.Trusted() {
 			t.Error("trusted at the time of the take-over")
 		}
-		if err := a.wantEnd(nil); err == nil {
+		if err := a.ended(); err == nil {
 			t.Error("ended without an error")
 		}
 	})
@@ -273,7 +280,7 @@ func TestMember_sameName(t *testing.T) {
 				t.Error("two are active")
 			}
 			old.release()
-			if err := old.wantEnd(nil); !errors.Is(err, ErrLeaseLost) && !errors.Is(err, ErrReplaced) {
+			if err := old.ended(); !errors.Is(err, ErrLeaseLost) && !errors.Is(err, ErrReplaced) {
 				t.Errorf("error %v", err)
 			}
 			young.wantStays(time.Minute)

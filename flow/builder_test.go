@@ -11,16 +11,29 @@ import (
 	"natsflow/flow"
 )
 
+// mistake adds something to a sound flow, and wants an error.
+type mistake struct {
+	add  func(b *flow.Builder, s flow.Stream[string])
+	want string
+}
+
+func (m mistake) check(t *testing.T) {
+	b := newFlow()
+	s := keyed(b)
+	textTo(s)
+	m.add(b, s)
+	f, err := b.Build()
+	if f != nil || err == nil || !strings.Contains(err.Error(), m.want) {
+		t.Errorf("error %v, want %q", err, m.want)
+	}
+}
+
 func TestBuilder_Errors(t *testing.T) {
-	sink := flow.Sink[string]{Stream: "OUT", Subjects: []string{"out.*"}, Subject: flow.KeySubject[string]("out."), Encode: flow.EncodeText()}
 	keep := func(_ *flow.Meta, n *int64, v string, emit func(string)) error { return nil }
 	yes := func(*flow.Meta, string) (bool, error) { return true, nil }
 	by := func(_ *flow.Meta, v string) (string, error) { return v, nil }
 	agg := counting(flow.EmitUpdate)
-	for name, test := range map[string]struct {
-		add  func(b *flow.Builder, s flow.Stream[string])
-		want string
-	}{
+	for name, test := range map[string]mistake{
 		"id twice": {func(_ *flow.Builder, s flow.Stream[string]) {
 			flow.Filter(s, yes, flow.ID("x"))
 			flow.Filter(s, yes, flow.ID("x"))
@@ -58,6 +71,15 @@ func TestBuilder_Errors(t *testing.T) {
 			flow.From(b, flow.Source{Stream: "IN"}, flow.DecodeText())
 		}, `source "IN" is read twice`},
 		"source without stream": {func(b *flow.Builder, _ flow.Stream[string]) { flow.From(b, flow.Source{}, flow.DecodeText()) }, "no stream is named"},
+	} {
+		t.Run(name, test.check)
+	}
+}
+
+func TestBuilder_MissingParts(t *testing.T) {
+	keep := func(_ *flow.Meta, n *int64, v string, emit func(string)) error { return nil }
+	agg := counting(flow.EmitUpdate)
+	for name, test := range map[string]mistake{
 		"no decoder": {func(b *flow.Builder, _ flow.Stream[string]) {
 			flow.From[string](b, flow.Source{Stream: "IN2"}, nil, flow.ID("x"))
 		}, `step "x": there is no decoder`},
@@ -85,7 +107,15 @@ func TestBuilder_Errors(t *testing.T) {
 			a.State.Decode = nil
 			flow.Aggregate(s, "x", a)
 		}, `there is no state codec`},
-		"no such emit mode":   {func(_ *flow.Builder, s flow.Stream[string]) { a := agg; a.Emit = 5; flow.Aggregate(s, "x", a) }, `there is no EmitMode 5`},
+		"no such emit mode": {func(_ *flow.Builder, s flow.Stream[string]) { a := agg; a.Emit = 5; flow.Aggregate(s, "x", a) }, `there is no EmitMode 5`},
+	} {
+		t.Run(name, test.check)
+	}
+}
+
+func TestBuilder_SinkErrors(t *testing.T) {
+	sink := flow.Sink[string]{Stream: "OUT", Subjects: []string{"out.*"}, Subject: flow.KeySubject[string]("out."), Encode: flow.EncodeText()}
+	for name, test := range map[string]mistake{
 		"to without stream":   {func(_ *flow.Builder, s flow.Stream[string]) { k := sink; k.Stream = ""; flow.To(s, k) }, `To needs`},
 		"to without subjects": {func(_ *flow.Builder, s flow.Stream[string]) { k := sink; k.Subjects = nil; flow.To(s, k) }, `To needs`},
 		"to without subject":  {func(_ *flow.Builder, s flow.Stream[string]) { k := sink; k.Subject = nil; flow.To(s, k) }, `To needs`},
@@ -104,16 +134,7 @@ func TestBuilder_Errors(t *testing.T) {
 			flow.ToKV(s, flow.KVSink[string]{Bucket: "a.b", Encode: flow.EncodeText()})
 		}, `"a.b" is not the name of a bucket`},
 	} {
-		t.Run(name, func(t *testing.T) {
-			b := newFlow()
-			s := keyed(b)
-			textTo(s)
-			test.add(b, s)
-			f, err := b.Build()
-			if f != nil || err == nil || !strings.Contains(err.Error(), test.want) {
-				t.Errorf("error %v, want %q", err, test.want)
-			}
-		})
+		t.Run(name, test.check)
 	}
 }
 

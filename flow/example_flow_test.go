@@ -36,13 +36,16 @@ func Example() {
 		fmt.Println(err)
 		return
 	}
-	printResults(f, "row row", "row your boat")
-	// Output:
-	// counts.row 1
-	// counts.row 2
-	// counts.row 3
-	// counts.your 1
-	// counts.boat 1
+	printResults(f, "one fish two fish", "red fish blue fish")
+	// Unordered output:
+	// counts.one 1
+	// counts.fish 1
+	// counts.two 1
+	// counts.fish 2
+	// counts.red 1
+	// counts.fish 3
+	// counts.blue 1
+	// counts.fish 4
 }
 
 // printResults plays payloads through a flow of one source, and prints what it

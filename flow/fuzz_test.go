@@ -57,7 +57,7 @@ func FuzzOutputs(f *testing.F) {
 // bounds; what was loaded can be stored and loaded again.
 func FuzzTask_Load(f *testing.F) {
 	r := threeStates(f)
-	r.feed("a add", "b add", "a drop", "c add emit", "a add add")
+	r.feed("a add", "b add", "a drop", "c add emit", "a emit add")
 	r.seal()
 	image := r.deltas[0][0]
 	f.Add(image)

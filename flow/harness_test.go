@@ -296,7 +296,7 @@ func diffOutputs(t *testing.T, got []published, want ...published) {
 }
 
 // wantStepError checks a failure that stops the flow.
-func wantStepError(t *testing.T, err error, step string, seq uint64) *flow.StepError {
+func wantStepError(t *testing.T, err error, step string, seq uint64) {
 	t.Helper()
 	var se *flow.StepError
 	if !errors.As(err, &se) {
@@ -305,7 +305,6 @@ func wantStepError(t *testing.T, err error, step string, seq uint64) *flow.StepE
 	if se.Step != step || se.Seq != seq {
 		t.Errorf("failed in step %q at sequence %d, want %q at %d", se.Step, se.Seq, step, seq)
 	}
-	return se
 }
 
 // unsafeString makes a string of bytes without a copy, as a fast key function

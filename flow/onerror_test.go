@@ -19,10 +19,10 @@ var errBad = errors.New("is bad")
 func failing(t *testing.T, change ...func(*flow.Options)) *runner {
 	t.Helper()
 	fail := func(step, v string) error {
-		switch {
-		case v == "k "+step+" error":
+		switch v {
+		case "k " + step + " error":
 			return errBad
-		case v == "k "+step+" panic":
+		case "k " + step + " panic":
 			panic(step + " falls over")
 		}
 		return nil
@@ -139,8 +139,8 @@ func TestStop_NamesTheStep(t *testing.T) {
 				}
 				_, err = r.tasks[0].Seal()
 			}
-			se := wantStepError(t, err, step, 41)
-			if se.Stream != "IN" || se.Subject != "in.x" {
+			wantStepError(t, err, step, 41)
+			if se := new(flow.StepError); errors.As(err, &se) && (se.Stream != "IN" || se.Subject != "in.x") {
 				t.Errorf("%s: %+v", payload, se)
 			}
 			if want := map[string]error{"error": errBad, "panic": flow.ErrPanic}[how]; !errors.Is(err, want) {
