@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -135,10 +136,18 @@ func TestDrain_pastRefusedTwoSources(t *testing.T) {
 			t.Fatal(err)
 		}
 		l.more(100)
-		p := l.start(countFlow{sources: []string{"IN", "IN2"}}.build(t), Config{}, nil)
+		p := l.start(countFlow{sources: []string{"IN", "IN2"}}.build(t), Config{}, func(_ *process, _ context.Context, point, _ string) error {
+			if point == "cut-chosen" {
+				// The other source meets its limit before the refusal.
+				l.feedTo("two.", l.rng, 10, 8)
+				l.pass(200 * time.Millisecond)
+			}
+			return nil
+		})
 		l.awaitResults(p, 100)
 		for i := range 5 {
 			l.feedTo("two.", l.rng, 10, 8)
+			l.awaitResults(p, len(l.keys))
 			l.send("control.drain.count", `{"at":{"seq":{"IN":50}}}`)
 			l.awaitRecord("the refusal", func(r control.Record) bool {
 				return r.State == control.StateRunning && r.Epoch == uint64(i)+1
@@ -195,7 +204,10 @@ func TestDrain_time(t *testing.T) {
 		l.pass(time.Second)
 		l.more(50)
 		l.send("control.drain.count", fmt.Sprintf(`{"at":{"time":%q}}`, past))
-		if err := l.start(f, Config{}, nil).wait(); err != nil {
+		// Reading is quicker than finding the cut, and must wait for it.
+		p = l.start(f, Config{}, nil)
+		p.link.Delay(testenv.ToClient, 20*time.Millisecond)
+		if err := p.wait(); err != nil {
 			t.Fatal(err)
 		}
 		l.judgeThrough("OUT", 80)

@@ -205,7 +205,7 @@ func (r *reader) flushNowAndThen(ctx context.Context) {
 func (r *reader) watchLimit(ctx context.Context, cancel context.CancelCauseFunc) {
 	t := time.NewTicker(caughtUpEvery)
 	defer t.Stop()
-	for first := true; ; first = false {
+	for asked := false; ; {
 		r.mu.Lock()
 		limited, limit := r.limited, r.limit
 		r.mu.Unlock()
@@ -214,16 +214,18 @@ func (r *reader) watchLimit(ctx context.Context, cancel context.CancelCauseFunc)
 			case <-ctx.Done():
 				return
 			case <-limited:
+				asked = false
 				continue
 			}
 		}
-		if !first {
+		if asked {
 			select {
 			case <-ctx.Done():
 				return
 			case <-t.C:
 			}
 		}
+		asked = true
 		if r.reached(0) {
 			cancel(errReachedLimit)
 			return

@@ -167,15 +167,15 @@ func TestStop_inTheMiddleOfABase(t *testing.T) {
 		f := bigFlow(t, 1)
 		var batches atomic.Int64
 		p := l.start(f, Config{StopTimeout: 3 * time.Second, LeaseTTL: time.Minute}, func(p *process, _ context.Context, point, _ string) error {
-			// The delta has three batches of chunks; then comes the base.
-			if point == "chunk-written" && batches.Add(1) == 4 {
+			// The delta has five batches of chunks; then comes the base.
+			if point == "chunk-written" && batches.Add(1) == 6 {
 				p.link.Hold(testenv.ToServer)
 			}
 			return nil
 		})
 		l.awaitPhase(p, "running")
-		l.putBig("large", 5_000_000)
-		l.await("the base", func() bool { return batches.Load() >= 4 })
+		l.putBig("large", 10_000_000)
+		l.await("the base", func() bool { return batches.Load() >= 6 })
 		l.pass(time.Second)
 		began := time.Now()
 		if err := p.leave(); !errors.Is(err, ErrStopTimeout) {

@@ -176,6 +176,21 @@ func TestRun_sinkRecreated(t *testing.T) {
 		if err := p.leave(); err != nil {
 			t.Fatal(err)
 		}
+		// Once more while it has nothing to do, and so does not notice.
+		p = l.start(f, Config{}, nil)
+		l.awaitPhase(p, "running")
+		before = append(before, l.read("OUT")...)
+		if err := l.conn.DeleteStream(l.ctx, "OUT"); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := l.conn.CreateStream(l.ctx, sink); err != nil {
+			t.Fatal(err)
+		}
+		l.more(50)
+		l.awaitResults(p, 50)
+		if err := p.leave(); err != nil {
+			t.Fatal(err)
+		}
 		// A part of an outbox is in the new stream, whose sequences are lower than
 		// those of the old one, and the duplicate window is over.
 		l.more(50)
