@@ -151,6 +151,8 @@ func TestControl_malformed(t *testing.T) {
 				t.Errorf("%s: %+v", m, rec)
 			}
 		}
+		r.stop()
+		r.wantErr(context.Canceled)
 		if n := s.log.count("command refused"); n != 5 {
 			t.Errorf("%d refusals in the log", n)
 		}

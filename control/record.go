@@ -119,8 +119,8 @@ type Report struct {
 	Mode   Mode              `json:"mode"`
 	Reason string            `json:"reason,omitempty"`
 	Cut    map[string]uint64 `json:"cut"`
-	// Records is how many records were processed, by source, since the flow was
-	// created.
+	// Records is how many messages were read, by source, in the session that ended
+	// the drain.
 	Records       map[string]uint64 `json:"records,omitempty"`
 	Results       uint64            `json:"results"`
 	DeadLetters   uint64            `json:"dead_letters"`
