@@ -15,7 +15,7 @@ import (
 
 // histories is the number of seeded histories for each kind of sink.
 var (
-	histories = flag.Int("histories", 0, "seeded crash histories for each kind of sink (default 60, with the race detector 12)")
+	histories = flag.Int("histories", 0, "seeded crash histories for each kind of sink (default 60, with the race detector 8)")
 	firstSeed = flag.Uint64("seed", 1, "seed of the first history")
 )
 
@@ -52,7 +52,7 @@ func TestRun_crashHistories(t *testing.T) {
 	switch {
 	case n > 0:
 	case raceDetector:
-		n = 12
+		n = 8
 	default:
 		n = 60
 	}

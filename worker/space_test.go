@@ -14,6 +14,7 @@ import (
 
 	"natsflow/bus"
 	"natsflow/control"
+	"natsflow/flow"
 	"natsflow/testenv"
 )
 
@@ -50,8 +51,8 @@ func TestBucketFull(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		f := countFlow{}.build(t)
-		p := l.start(f, Config{MaxPending: 16 << 10, StopTimeout: 3 * time.Second}, nil)
+		f := countFlow{options: flow.Options{Partitions: 4}}.build(t)
+		p := l.start(f, Config{MaxPending: 16 << 10, StopTimeout: 3 * time.Second, Lanes: 1}, nil)
 		l.more(300)
 		l.awaitResults(p, 300)
 		// The first positions are recorded by idle commits, too.
@@ -59,7 +60,7 @@ func TestBucketFull(t *testing.T) {
 
 		empty := fill(l, bucket)
 		// More than the lanes take while nothing is committed.
-		l.more(20_000)
+		l.more(10_000)
 		l.await("trouble", func() bool { return strings.Contains(p.at().Trouble, "cannot commit") })
 		l.pass(30 * time.Second)
 		published := l.count("OUT")
