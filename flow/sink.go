@@ -118,6 +118,9 @@ func publish[T any](s Stream[T], p publication[T]) {
 			if err == nil {
 				payload, err = p.encode(payload[:0], m, v)
 			}
+			if err == nil && t.mostResult > 0 && len(payload) > t.mostResult {
+				err = fmt.Errorf("%w: %d bytes of at most %d", ErrResultTooLarge, len(payload), t.mostResult)
+			}
 			if err != nil {
 				in.fail(p.step, m, err)
 				return

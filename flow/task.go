@@ -41,6 +41,10 @@ func (e *StepError) Error() string {
 // Unwrap returns what the step returned.
 func (e *StepError) Unwrap() error { return e.Err }
 
+// ErrResultTooLarge is wrapped by the error of a record that made a result larger
+// than the runtime can publish; see [Task.LimitResults].
+var ErrResultTooLarge = errors.New("result too large for a message")
+
 // ErrPanic is wrapped by the error of a record whose step panicked.
 var ErrPanic = errors.New("step panicked")
 
@@ -72,6 +76,7 @@ type Task struct {
 	outbox        []byte
 	outputs, dead int
 	records       int
+	mostResult    int
 	imageTable    int
 	imageSlot     int
 	deltaHint     int
@@ -96,6 +101,11 @@ func (f *Flow) Task(partition int) *Task {
 	slices.SortFunc(t.flushers, func(a, b flusher) int { return a.step - b.step })
 	return t
 }
+
+// LimitResults makes a result with a payload of more than that many bytes fail its
+// record, with [ErrResultTooLarge]. Once committed it could never be published,
+// and everything behind it would wait for ever. 0, the default, is no limit.
+func (t *Task) LimitResults(bytes int) { t.mostResult = bytes }
 
 // keyed returns the closure behind a key step; column 0 is the dead letters'.
 func (in *instance) keyed(column int) any {

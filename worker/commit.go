@@ -210,8 +210,8 @@ const headerTruncated = "Natsflow-Truncated"
 // shorten makes a dead letter fit into a message. A record may be as large as a
 // message can be; with the headers that say why it failed it would be larger.
 func shorten(out *bus.Out, most int64) {
-	// As much as bus keeps for its own headers, and the one that is added.
-	room := most - 512
+	// The header that is added has its place in it, too.
+	room := most - headerRoom
 	for _, h := range out.Header {
 		room -= int64(len(h.Name) + len(h.Value) + 4)
 	}

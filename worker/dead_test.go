@@ -11,8 +11,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"natsflow/bus"
 	"natsflow/control"
+
 	"natsflow/flow"
 	"natsflow/testenv"
 )
@@ -143,6 +145,51 @@ func TestDeadLetters_largest(t *testing.T) {
 		}
 		if got := dead[0].header[headerTruncated]; len(got) != 1 || got[0] != strconv.Itoa(len(text)) || !strings.HasPrefix(text, string(dead[0].data)) {
 			t.Errorf("header %v, %d bytes", got, len(dead[0].data))
+		}
+	})
+}
+
+// A result that no message can hold is found before the commit: its record is a
+// dead letter, and the flow goes on, now and after a restart.
+func TestDeadLetters_resultTooLarge(t *testing.T) {
+	bubble(t, func(t *testing.T, l *lab) {
+		most := int(l.conn.MaxPayload())
+		b := flow.New("count", flow.Options{Partitions: 1})
+		src := flow.From(b, flow.Source{Stream: "IN"}, flow.DecodeText())
+		flow.To(src, flow.Sink[string]{
+			Stream: "OUT", Subjects: []string{"out.*"}, Subject: flow.KeySubject[string]("out."),
+			Encode: func(dst []byte, _ *flow.Meta, v string) ([]byte, error) {
+				size := len(v)
+				switch v {
+				case "fits":
+					size = most - headerRoom
+				case "too large":
+					size = most - headerRoom + 1
+				}
+				return append(dst, strings.Repeat("x", size)...), nil
+			},
+		})
+		f, err := b.Build()
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.put("before")
+		l.put("too large")
+		l.put("fits")
+		l.drain(f, Config{})
+		l.send("control.resume.count", "")
+		l.put("after")
+		l.drain(f, Config{})
+		var sizes []int
+		for _, m := range l.read("OUT") {
+			sizes = append(sizes, len(m.data))
+		}
+		if diff := cmp.Diff([]int{len("before"), most - headerRoom, len("after")}, sizes); diff != "" {
+			t.Errorf("sizes of the results (-want +got):\n%s", diff)
+		}
+		dead := l.read(deadStream)
+		if len(dead) != 1 || string(dead[0].data) != "too large" || !strings.Contains(dead[0].header[flow.HeaderDeadError][0], flow.ErrResultTooLarge.Error()) {
+			t.Errorf("dead letters %v", dead)
 		}
 	})
 }

@@ -17,6 +17,10 @@ import (
 	"natsflow/kvsnap"
 )
 
+// headerRoom is what a message needs beside its payload: more than bus keeps for
+// its headers.
+const headerRoom = 512
+
 // deadStream holds the dead letters of all flows.
 const deadStream = "NATSFLOW_DLQ"
 
@@ -205,6 +209,7 @@ func (s *session) claim(ctx context.Context) ([]leftover, error) {
 			id: kvsnap.TaskID{Partition: p}, flow: s.flow.Task(p), jobs: make(chan job, 1),
 			floor: make([]uint64, len(s.sources)), fences: make([]uint64, len(s.targets)), lastCommit: time.Now(),
 		}
+		t.flow.LimitResults(int(s.out.MaxPayload()) - headerRoom)
 		log, r, err := s.store.Claim(ctx, t.id, t.flow.Load)
 		if err != nil {
 			return fmt.Errorf("claim task %v: %w", t.id, err)
