@@ -241,6 +241,51 @@ func consumers(tb testing.TB, c *Conn, stream string) int {
 	return must(c.streamInfo(tb.Context(), stream)).State.Consumers
 }
 
+func TestBucket_Stats(t *testing.T) {
+	c := connect(t, testenv.StartServer(t))
+	b := bucket(t, c, BucketConfig{})
+	ctx := limited(t)
+	stats := func(filters ...string) (got []Stat) {
+		t.Helper()
+		if err := b.Stats(ctx, filters, func(s Stat) error {
+			got = append(got, s)
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		return got
+	}
+	if got := stats(); len(got) != 0 {
+		t.Errorf("an empty bucket has %v", got)
+	}
+	var seqs []uint64
+	for _, it := range []Item{{Key: "a.2", Value: make([]byte, 100_000)}, {Key: "b.1", Value: []byte("seven 7")}, {Key: "a.1", Value: []byte("x")}} {
+		seq, err := b.Put(ctx, it.Key, it.Value, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		seqs = append(seqs, seq)
+	}
+	empty, err := b.Put(ctx, "c", nil, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Delete(ctx, "b.1", seqs[1]); err != nil {
+		t.Fatal(err)
+	}
+	all := []Stat{{"a.2", seqs[0], 100_000}, {"a.1", seqs[2], 1}, {"c", empty, 0}, {"b.1", empty + 1, 0}}
+	if diff := cmp.Diff(all, stats()); diff != "" {
+		t.Error(diff)
+	}
+	if diff := cmp.Diff(all[:3], stats("a.>", "c")); diff != "" {
+		t.Error(diff)
+	}
+	stop := errors.New("enough")
+	if err := b.Stats(ctx, nil, func(Stat) error { return stop }); !errors.Is(err, stop) {
+		t.Errorf("the error of fn came back as %v", err)
+	}
+}
+
 func TestBucket_Purge(t *testing.T) {
 	c := connect(t, testenv.StartServer(t))
 	b := bucket(t, c, BucketConfig{})

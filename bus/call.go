@@ -22,6 +22,7 @@ const (
 	hdrTTL             = "Nats-TTL"
 	hdrMarkerReason    = "Nats-Marker-Reason"
 	hdrKVOperation     = "KV-Operation"
+	hdrMsgSize         = "Nats-Msg-Size" // where only the headers are sent
 	hdrStatus          = "Status"
 	hdrDescription     = "Description"
 	hdrPendingMsgs     = "Nats-Pending-Messages"

@@ -15,8 +15,8 @@ import (
 var (
 	// ErrFenced: the expected last sequence is not the last one (10071). Somebody else has written: stop.
 	ErrFenced = errors.New("fenced: another writer was there")
-	// ErrConflict: refused for a passing reason, nothing was written: a write to the same subject is in flight
-	// (10164), or the server is busy or without a leader. Read again and retry.
+	// ErrConflict: refused for a passing reason, nothing was written: a write to the same subject (10164) or with the
+	// same message id (10158) is in flight, or the server is busy or without a leader. Read again and retry.
 	ErrConflict = errors.New("conflict")
 	// ErrUnknownOutcome: no answer (timeout, no responders, connection lost). A write may have been made or not.
 	ErrUnknownOutcome = errors.New("unknown outcome")
@@ -65,6 +65,7 @@ const (
 	codeHeaderTooLarge      = 10097
 	codeMaxBytesExceeded    = 10122
 	codeConsumerExists2     = 10148
+	codeDuplicateInProcess  = 10158
 	codeExpectedNotReady    = 10163
 	codeWrongLastSeqNoValue = 10164
 	codeTooManyRequests     = 10167
@@ -145,7 +146,8 @@ func classOfCode(api *APIError) error {
 	switch int(api.ErrorCode) {
 	case codeWrongLastSeq:
 		return ErrFenced
-	case codeWrongLastSeqNoValue, codeExpectedNotReady, codeTooManyRequests, codeBatchInflight, codeClusterNotAvail, codeClusterNoPeers:
+	case codeWrongLastSeqNoValue, codeExpectedNotReady, codeTooManyRequests, codeBatchInflight, codeClusterNotAvail, codeClusterNoPeers,
+		codeDuplicateInProcess:
 		return ErrConflict
 	case codeStreamNotFound, codeNoMessage, codeConsumerNotFound, codeSequenceNotFound:
 		return ErrNotFound

@@ -20,6 +20,7 @@ func TestClassify(t *testing.T) {
 	}{
 		{api(400, 10071), ErrFenced, false},
 		{api(400, 10164), ErrConflict, true},
+		{api(409, 10158), ErrConflict, true},
 		{api(503, 10163), ErrConflict, true},
 		{api(429, 10167), ErrConflict, true},
 		{api(429, 10211), ErrConflict, true},

@@ -16,10 +16,13 @@ import (
 )
 
 const (
-	pullExpires    = 30 * time.Second
-	pullHeartbeat  = 5 * time.Second
-	pullSilence    = 2*pullHeartbeat + time.Second // without a heartbeat for this long the consumer is taken for lost
-	pullUnsettled  = 100 * time.Millisecond
+	pullExpires   = 30 * time.Second
+	pullHeartbeat = 5 * time.Second
+	pullSilence   = 2*pullHeartbeat + time.Second // without a heartbeat for this long the consumer is taken for lost
+	pullUnsettled = 100 * time.Millisecond
+	// pullStalled is how long a consumer may keep back what the leader of the stream is known to have, before it is
+	// made anew. One with a filter was seen to rest for ever on a stream of which messages were being replaced.
+	pullStalled    = time.Second
 	pullMessages   = 20000
 	pullBytes      = 32 << 20
 	pullMaxBackoff = 5 * time.Second
@@ -230,12 +233,12 @@ func (p *puller) receive(ctx context.Context, handle func(*Msg) error, empty fun
 		if err := p.pull(); err != nil {
 			return err
 		}
+		if n%64 == 0 && ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
 		var m *nats.Msg
 		select {
 		case m = <-p.ch:
-			if n%64 == 0 && ctx.Err() != nil {
-				return context.Cause(ctx)
-			}
 		default:
 			var err error
 			if m, err = p.await(ctx, silence); err != nil {
@@ -269,9 +272,9 @@ func (p *puller) atEnd(empty func() error) error {
 // await waits for the next message of the server, which sends at least heartbeats. It returns none when it is time to
 // look again whether the end was reached.
 func (p *puller) await(ctx context.Context, silence *time.Timer) (*nats.Msg, error) {
-	patience := pullSilence
+	patience, most := pullSilence, pullSilence
 	if p.unsettled {
-		patience = pullUnsettled
+		patience, most = pullUnsettled, pullStalled
 	}
 	silence.Reset(patience)
 	select {
@@ -285,10 +288,10 @@ func (p *puller) await(ctx context.Context, silence *time.Timer) (*nats.Msg, err
 	case <-p.c.closed:
 		return nil, classify("reading stream "+p.cfg.stream, nats.ErrConnectionClosed)
 	case <-silence.C:
-		if p.quiet += patience; p.quiet < pullSilence {
+		if p.quiet += patience; p.quiet < most {
 			return nil, nil
 		}
-		return nil, fmt.Errorf("%w: no heartbeat for %s", errLost, pullSilence)
+		return nil, fmt.Errorf("%w: nothing came for %s", errLost, most)
 	}
 }
 

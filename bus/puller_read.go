@@ -36,24 +36,11 @@ func (p *puller) read(ctx context.Context, through uint64, handle func(*Msg) err
 }
 
 // filters are the subjects that are read.
-func (p *puller) filters() []string {
-	if len(p.cfg.subjects) == 0 {
-		return []string{">"}
-	}
-	return p.cfg.subjects
-}
+func (p *puller) filters() []string { return orAll(p.cfg.subjects) }
 
 // lastMatching is the sequence of the last message that matches, as the leader of the stream has it; 0 if none.
 func (p *puller) lastMatching(ctx context.Context) (last uint64, err error) {
-	for _, f := range p.filters() {
-		m, err := p.c.lastMsg(ctx, p.cfg.stream, f)
-		if err == nil {
-			last = max(last, m.Seq)
-		} else if !isNoMessage(err) {
-			return 0, err
-		}
-	}
-	return last, nil
+	return p.c.lastMatching(ctx, p.cfg.stream, p.filters())
 }
 
 // reached returns nil when everything that matches up to through has been handled, as the leader of the stream has it,

@@ -45,12 +45,17 @@ type Group struct {
 	Index []int
 }
 
-// OutError says which of the results of a group cannot be published, ever, by their nature. Nothing of the group was
-// sent.
+// ErrNotTaken says that a stream takes messages, and not on this subject.
+var ErrNotTaken = errors.New("the stream does not take the subject")
+
+// OutError says which of the results of a group cannot be published, by its nature, as long as the stream is as it is.
+// Nothing of the group was sent.
 type OutError struct {
 	Index   int // in Group.Outs
 	Subject string
-	Err     error
+	// Size is that of the message with all its headers, for ErrTooLarge; 0 otherwise.
+	Size int
+	Err  error
 }
 
 // Error implements error.
@@ -58,7 +63,7 @@ func (e *OutError) Error() string {
 	return fmt.Sprintf("publishing to %q: %v", e.Subject, e.Err)
 }
 
-// Unwrap returns the reason; ErrTooLarge for a message that is too large.
+// Unwrap returns the reason: ErrTooLarge, ErrNotTaken, or what is wrong with a subject or header.
 func (e *OutError) Unwrap() error { return e.Err }
 
 // Sink publishes groups of results to one stream. On streams with fast ingest and a fence subject it publishes a group
@@ -101,6 +106,88 @@ func (s *Sink) Stream() string { return s.name }
 // Duplicates is the stream's window for message ids.
 func (s *Sink) Duplicates() time.Duration { return s.infoNow().Duplicates }
 
+// MaxData is the number of bytes that a result of a task may have, with headers of its own: what the server and the
+// stream take as one message, less the headers that Publish adds. It may be negative for a stream that takes tiny
+// messages only. What has more is refused with ErrTooLarge.
+func (s *Sink) MaxData(flow, task string) int {
+	info := s.infoNow()
+	most, _ := s.maxMsg(&info)
+	return most - overhead(&info, flow, task)
+}
+
+// MaxPayload is what the server takes as one message, headers included.
+func (s *Sink) MaxPayload() int { return int(s.c.MaxPayload()) }
+
+// maxMsg is the size of the largest message, headers included, and who says so.
+func (s *Sink) maxMsg(info *StreamInfo) (most int, by string) {
+	most = s.MaxPayload()
+	if info.MaxMsgSize > 0 && int(info.MaxMsgSize) < most {
+		return int(info.MaxMsgSize), "stream " + s.name
+	}
+	return most, "the server"
+}
+
+// overhead bounds the size of the header block of a result without headers of its own.
+func overhead(info *StreamInfo, flow, task string) int {
+	const digits, block = len("18446744073709551615"), len("NATS/1.0\r\n\r\n")
+	field := func(name string, value int) int { return len(name) + len(": \r\n") + value }
+	position := len(flow) + len(task) + 2*digits + 3
+	size := block
+	if info.Fence {
+		size += field(PositionHeader, position) + field(hdrExpectedSeq, digits) +
+			field(hdrExpectedSubject, len(fenceSubject(info.Name, flow, task)))
+	}
+	if !info.Fence || !info.AllowBatch {
+		size += field(hdrMsgID, position)
+	}
+	return size
+}
+
+// Refresh looks at the stream again, whose settings may have been changed, and goes by what it finds from then on.
+func (s *Sink) Refresh(ctx context.Context) (StreamInfo, error) {
+	now, err := s.c.Stream(ctx, s.name)
+	if err != nil {
+		return StreamInfo{}, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.info, s.asked = now, time.Now()
+	return now, nil
+}
+
+// ReadsAll reports whether filters, or none at all, leave out no message of the stream.
+func (i StreamInfo) ReadsAll(filters []string) bool {
+	switch {
+	case len(filters) == 0 || slices.Contains(filters, ">"):
+		return true
+	case len(i.Subjects) == 0:
+		return false // what it gets from other streams may have any subject
+	}
+	return !slices.ContainsFunc(i.Subjects, func(s string) bool {
+		return !slices.ContainsFunc(filters, func(p string) bool { return subjectMatches(p, s) })
+	})
+}
+
+// Subjects that the stream takes.
+func (s *Sink) Subjects() []string { return slices.Clone(s.infoNow().Subjects) }
+
+// SubjectsWith is the list of subjects for a stream that has some and is to take those in add, too: none of it covers
+// another one, which the server would not accept.
+func SubjectsWith(has, add []string) []string {
+	list := slices.Clone(has)
+	for _, want := range add {
+		if slices.ContainsFunc(list, func(p string) bool { return subjectMatches(p, want) }) {
+			continue
+		}
+		list = slices.DeleteFunc(list, func(p string) bool { return subjectMatches(want, p) })
+		list = append(list, want)
+	}
+	return list
+}
+
+// KeepsLatest reports whether the stream has a limit for the messages of each subject, as a bucket has.
+func (s *Sink) KeepsLatest() bool { return s.infoNow().MaxMsgsPerSubject > 0 }
+
 func (s *Sink) infoNow() StreamInfo {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -110,8 +197,7 @@ func (s *Sink) infoNow() StreamInfo {
 // Publish publishes a group, in order, and waits until all of it is stored; last is the sequence of its last message.
 //
 // With ErrFenced nothing of the group is stored: another owner has written the fence (without fast ingest, a beginning
-// of it may be, if that happened meanwhile). With *OutError or ErrTooLarge
-// nothing was sent. ErrNotFound: the stream is gone. ErrNoSpace or ErrConflict alone: nothing is stored. With
+// of it may be, if that happened meanwhile). With *OutError nothing was sent, with ErrTooLarge alone nothing is stored. ErrNotFound: the stream is gone. ErrNoSpace or ErrConflict alone: nothing is stored. With
 // ErrUnknownOutcome, which may come together with ErrNoSpace, a part of it may be stored: on a fenced sink write a new
 // fence and Scan before publishing the rest, on others publish it again.
 func (s *Sink) Publish(ctx context.Context, g Group) (last uint64, err error) {
@@ -122,7 +208,7 @@ func (s *Sink) Publish(ctx context.Context, g Group) (last uint64, err error) {
 		return 0, fmt.Errorf("publishing to stream %s: %d results with %d places", s.name, len(g.Outs), len(g.Index))
 	}
 	info := s.infoNow()
-	if err := s.check(ctx, &info, g.Outs); err != nil {
+	if err := s.check(ctx, &info, g); err != nil {
 		return 0, err
 	}
 	select {
@@ -157,28 +243,29 @@ func (s *Sink) explain(ctx context.Context, err error) error {
 }
 
 // check finds the results that could never be published, before any of the group is sent.
-func (s *Sink) check(ctx context.Context, info *StreamInfo, outs []Out) error {
-	limit, previous := int(s.c.MaxPayload()), ""
-	for i := range outs {
-		o := &outs[i]
-		size := len(o.Data) + 256 // our headers
+func (s *Sink) check(ctx context.Context, info *StreamInfo, g Group) error {
+	limit, by := s.maxMsg(info)
+	ours, previous := overhead(info, g.Flow, g.Task), ""
+	for i := range g.Outs {
+		o := &g.Outs[i]
+		size := len(o.Data) + ours
 		for _, h := range o.Header {
 			size += len(h.Name) + len(h.Value) + 4
 			if !validHeader(h) {
-				return &OutError{i, o.Subject, fmt.Errorf("header %q is not one", h.Name)}
+				return &OutError{i, o.Subject, 0, fmt.Errorf("header %q is not one", h.Name)}
 			}
 		}
 		if size > limit {
-			return &OutError{i, o.Subject, fmt.Errorf("%w: %d bytes of at most %d", ErrTooLarge, size, limit)}
+			return &OutError{i, o.Subject, size, fmt.Errorf("%w: %d bytes of at most %d that %s takes", ErrTooLarge, size, limit, by)}
 		}
 		if o.Subject == previous {
 			continue
 		}
 		if !validSubject(o.Subject) {
-			return &OutError{i, o.Subject, errors.New("not a subject")}
+			return &OutError{i, o.Subject, 0, errors.New("not a subject")}
 		}
 		if !s.takes(ctx, info, o.Subject) {
-			return &OutError{i, o.Subject, fmt.Errorf("stream %s does not take this subject", s.name)}
+			return &OutError{i, o.Subject, 0, ErrNotTaken}
 		}
 		previous = o.Subject
 	}
@@ -198,13 +285,10 @@ func (s *Sink) takes(ctx context.Context, info *StreamInfo, subject string) bool
 	if fresh {
 		return false
 	}
-	now, err := s.c.Stream(ctx, s.name)
+	now, err := s.Refresh(ctx)
 	if err != nil {
 		return true // it cannot be told; the server will refuse it
 	}
-	s.mu.Lock()
-	s.info, s.asked = now, time.Now()
-	s.mu.Unlock()
 	*info = now
 	return slices.ContainsFunc(now.Subjects, match)
 }

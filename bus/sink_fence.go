@@ -130,10 +130,24 @@ func (s *Sink) LastFence(ctx context.Context, flow, task string) (seq uint64, er
 	return seq, classify("reading the fence of "+flow+"/"+task+" on stream "+s.name, err)
 }
 
+// Held is a result that a sink holds.
+type Held struct {
+	Task string
+	// N is the number of its commit, I its place in the outbox.
+	N uint64
+	I int
+	// Seq and Subject are its place in the stream.
+	Seq     uint64
+	Subject string
+	// Batched: it was published in a batch, so that all results before it in its group were stored, too. One that was
+	// published by itself says nothing of others: the server may have refused one and taken what was on its way behind it.
+	Batched bool
+}
+
 // Scan looks at the headers of all messages with sequences above from, up to the stream's last one at the call, which
 // it returns, and calls want for each result of the flow, in order. What was published by anybody else is passed over.
 // After WriteFence it sees all that a former owner of the task has ever published there.
-func (s *Sink) Scan(ctx context.Context, from uint64, flow string, want func(task string, n uint64, i int, seq uint64)) (last uint64, err error) {
+func (s *Sink) Scan(ctx context.Context, from uint64, flow string, want func(Held)) (last uint64, err error) {
 	info, err := s.c.Stream(ctx, s.name)
 	if err != nil {
 		return 0, err
@@ -145,7 +159,7 @@ func (s *Sink) Scan(ctx context.Context, from uint64, flow string, want func(tas
 	p := newPuller(s.c, pullConfig{stream: s.name, from: from + 1, name: "natsflow-scan", headersOnly: true})
 	err = p.read(ctx, last, func(m *Msg) error {
 		if f, task, n, i, ok := positionOf(m); ok && f == flow {
-			want(task, n, i, m.Seq)
+			want(Held{Task: task, N: n, I: i, Seq: m.Seq, Subject: m.Subject, Batched: len(m.Header[hdrMsgID]) == 0})
 		}
 		return nil
 	})

@@ -245,7 +245,7 @@ func TestSink_FenceEndsOpenBatch(t *testing.T) {
 			must(s.putFence(ctx, "f", "0.3", fence, []uint64{fence}))
 		}
 		newer := must(s.WriteFence(ctx, "f", "0.3"))
-		last, err := s.Scan(ctx, before, "f", func(string, uint64, int, uint64) {})
+		last, err := s.Scan(ctx, before, "f", func(Held) {})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -346,8 +346,11 @@ func TestSink_Scan(t *testing.T) {
 			ctx := limited(t)
 			scan := func(from uint64) (last uint64, got []string) {
 				t.Helper()
-				last, err := s.Scan(ctx, from, "f", func(task string, n uint64, i int, seq uint64) {
-					got = append(got, fmt.Sprintf("%s/%d/%d@%d", task, n, i, seq))
+				last, err := s.Scan(ctx, from, "f", func(h Held) {
+					if h.Batched != (s.Fenced() && s.Fast()) {
+						t.Errorf("%+v", h)
+					}
+					got = append(got, fmt.Sprintf("%s/%d/%d@%d", h.Task, h.N, h.I, h.Seq))
 				})
 				if err != nil {
 					t.Fatal(err)
@@ -561,9 +564,9 @@ func recoverGroup(ctx context.Context, s *Sink, g Group, from uint64, size int) 
 		return g, err
 	}
 	have := make(map[int]bool)
-	if _, err := s.Scan(ctx, from, g.Flow, func(_ string, n uint64, i int, _ uint64) {
-		if n == g.N {
-			have[i] = true
+	if _, err := s.Scan(ctx, from, g.Flow, func(h Held) {
+		if h.N == g.N {
+			have[h.I] = true
 		}
 	}); err != nil {
 		return g, err

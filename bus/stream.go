@@ -29,6 +29,8 @@ type StreamInfo struct {
 	Retention string
 	// Mirror: it is a mirror of another stream, with that stream's sequences.
 	Mirror bool
+	// AllowDirect: every replica answers gets, and so do mirrors of the stream.
+	AllowDirect bool
 	// AllowBatch: fast ingest is allowed (ADR-50).
 	AllowBatch bool
 	// Fence: it has the subject natsflow.fence.<name>.>, and rollups, which the fence messages need.
@@ -38,8 +40,14 @@ type StreamInfo struct {
 	// MaxMsgs and MaxBytes are limits, -1 for none; MaxAge is zero for none.
 	MaxMsgs, MaxBytes int64
 	MaxAge            time.Duration
-	Replicas          int
-	Metadata          map[string]string
+	// DiscardNew: at MaxMsgs and MaxBytes new messages are refused, instead of the oldest ones being dropped.
+	DiscardNew bool
+	// MaxMsgSize is the largest message, headers included, and MaxMsgsPerSubject how many a subject keeps; -1 for none.
+	MaxMsgSize, MaxMsgsPerSubject int64
+	Replicas                      int
+	Metadata                      map[string]string
+	// AsOf is the time of all this, by the server's clock.
+	AsOf time.Time
 }
 
 // StreamConfig is a plain stream to be created.
@@ -79,8 +87,8 @@ func (c *Conn) streamInfo(ctx context.Context, name string) (*jetstream.StreamIn
 	return &info, nil
 }
 
-// CreateStream creates a stream with file storage. It is no error if it is there with the very same settings;
-// ErrExists if they differ.
+// CreateStream creates a stream with file storage, of which only the leader answers gets. It is no error if it is there
+// with the very same settings; ErrExists if they differ.
 func (c *Conn) CreateStream(ctx context.Context, cfg StreamConfig) (StreamInfo, error) {
 	retention, err := retentionOf(cfg.Retention)
 	if err != nil {
@@ -89,7 +97,7 @@ func (c *Conn) CreateStream(ctx context.Context, cfg StreamConfig) (StreamInfo, 
 	return c.createStream(ctx, jetstream.StreamConfig{
 		Name: cfg.Name, Subjects: cfg.Subjects, Retention: retention, Replicas: max(cfg.Replicas, 1), Duplicates: cfg.Duplicates,
 		MaxAge: cfg.MaxAge, MaxMsgs: orNone(cfg.MaxMsgs), MaxBytes: orNone(cfg.MaxBytes), MaxMsgsPerSubject: -1, MaxMsgSize: -1,
-		Description: cfg.Description, Metadata: cfg.Metadata, Storage: jetstream.FileStorage, AllowDirect: true,
+		Description: cfg.Description, Metadata: cfg.Metadata, Storage: jetstream.FileStorage,
 	})
 }
 
@@ -125,7 +133,7 @@ type SinkConfig struct {
 }
 
 // EnsureSink looks for a sink stream, and creates it with a fence subject and fast ingest if there is none. A stream
-// that is there is left as it is; it is an error if it does not take the subjects.
+// that is there is left as it is; it returns ErrNotTaken, together with info, if it does not take the subjects.
 func (c *Conn) EnsureSink(ctx context.Context, cfg SinkConfig) (info StreamInfo, created bool, err error) {
 	if (cfg.Stream == "") == (cfg.Bucket == "") {
 		return info, false, fmt.Errorf("opening sink: name a stream or a bucket")
@@ -178,7 +186,7 @@ func covered(info StreamInfo, subjects []string) error {
 	}
 	for _, s := range subjects {
 		if !slices.ContainsFunc(info.Subjects, func(p string) bool { return subjectMatches(p, s) }) {
-			return fmt.Errorf("opening sink: stream %s takes %s and not %s", info.Name, strings.Join(info.Subjects, ", "), s)
+			return fmt.Errorf("opening sink: stream %s takes %s and not %s: %w", info.Name, strings.Join(info.Subjects, ", "), s, ErrNotTaken)
 		}
 	}
 	return nil
@@ -212,6 +220,28 @@ func (c *Conn) SeqAt(ctx context.Context, stream string, t time.Time) (uint64, e
 	return best, nil
 }
 
+// FirstFrom returns sequence and timestamp of the first message of a stream from a sequence on that has one of the
+// subjects, wildcards allowed; of any if there are none. It returns ErrNotFound when there is no such message.
+func (c *Conn) FirstFrom(ctx context.Context, stream string, subjects []string, from uint64) (seq uint64, at time.Time, err error) {
+	if len(subjects) == 0 {
+		subjects = []string{">"}
+	}
+	doing := fmt.Sprintf("looking for the first message of stream %s from %d on", stream, from)
+	for _, subject := range subjects {
+		m, err := c.nextMsg(ctx, stream, subject, max(from, 1))
+		switch {
+		case err == nil && (seq == 0 || m.Seq < seq):
+			seq, at = m.Seq, m.Time
+		case err != nil && !errors.Is(classOf(err), ErrNotFound):
+			return 0, time.Time{}, classify(doing, err)
+		}
+	}
+	if seq == 0 {
+		return 0, time.Time{}, fmt.Errorf("%s: %w", doing, ErrNotFound)
+	}
+	return seq, at, nil
+}
+
 // createConsumer creates a consumer whose name is new, so that a repetition after a lost answer finds its own one.
 func (c *Conn) createConsumer(ctx context.Context, stream string, cfg jetstream.ConsumerConfig) (*jetstream.ConsumerInfo, error) {
 	request := struct {
@@ -235,10 +265,11 @@ func streamInfo(si *jetstream.StreamInfo) StreamInfo {
 	info := StreamInfo{
 		Name: cfg.Name, Created: si.Created, Subjects: cfg.Subjects,
 		FirstSeq: si.State.FirstSeq, LastSeq: si.State.LastSeq, Msgs: si.State.Msgs, Bytes: si.State.Bytes,
-		Retention: "limits", Mirror: cfg.Mirror != nil, AllowBatch: cfg.AllowBatchPublish,
+		Retention: "limits", Mirror: cfg.Mirror != nil, AllowDirect: cfg.AllowDirect, AllowBatch: cfg.AllowBatchPublish,
 		Fence:      cfg.AllowRollup && slices.Contains(cfg.Subjects, fenceFilter(cfg.Name)),
 		Duplicates: cfg.Duplicates, MaxMsgs: cfg.MaxMsgs, MaxBytes: cfg.MaxBytes, MaxAge: cfg.MaxAge,
-		Replicas: cfg.Replicas, Metadata: cfg.Metadata,
+		MaxMsgSize: int64(cfg.MaxMsgSize), MaxMsgsPerSubject: cfg.MaxMsgsPerSubject,
+		DiscardNew: cfg.Discard == jetstream.DiscardNew, Replicas: cfg.Replicas, Metadata: cfg.Metadata, AsOf: si.TimeStamp,
 	}
 	if si.State.Msgs > 0 {
 		info.FirstTime, info.LastTime = si.State.FirstTime, si.State.LastTime

@@ -144,3 +144,46 @@ func TestConn_SeqAt(t *testing.T) {
 		}
 	})
 }
+
+func TestConn_FirstFrom(t *testing.T) {
+	testenv.Bubble(t, func(t *testing.T, s *testenv.Server) {
+		c := connect(t, s)
+		stream(t, c)
+		if _, _, err := c.FirstFrom(t.Context(), "S", nil, 0); !errors.Is(err, ErrNotFound) {
+			t.Errorf("in an empty stream: %v", err)
+		}
+		began := time.Now()
+		feed(t, c, 0, 8) // message i is sequence i+1, subject s.<i mod 4>
+		for _, tc := range []struct {
+			subjects []string
+			from     uint64
+			want     uint64
+		}{
+			{nil, 0, 1},
+			{nil, 5, 5},
+			{[]string{"s.1"}, 1, 2},
+			{[]string{"s.1"}, 3, 6},
+			{[]string{"s.3", "s.2"}, 5, 7},
+			{[]string{"none", "s.0"}, 2, 5},
+			{[]string{"s.0"}, 6, 0},
+			{[]string{"s.>"}, 9, 0},
+		} {
+			seq, at, err := c.FirstFrom(t.Context(), "S", tc.subjects, tc.from)
+			switch {
+			case tc.want == 0:
+				if !errors.Is(err, ErrNotFound) {
+					t.Errorf("%v from %d: sequence %d, %v", tc.subjects, tc.from, seq, err)
+				}
+			case err != nil || seq != tc.want || at.Before(began) || at.Sub(began) > time.Minute:
+				t.Errorf("%v from %d: sequence %d of %v, %v; want %d", tc.subjects, tc.from, seq, at, err, tc.want)
+			}
+		}
+		if _, _, err := c.FirstFrom(t.Context(), "NONE", nil, 0); !errors.Is(err, ErrNotFound) {
+			t.Errorf("of no stream: %v", err)
+		}
+		info, err := c.Stream(t.Context(), "S")
+		if err != nil || info.DiscardNew || info.AsOf.Before(began) || info.AsOf.Sub(began) > time.Minute {
+			t.Errorf("%+v, %v", info, err)
+		}
+	})
+}

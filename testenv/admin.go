@@ -110,6 +110,18 @@ func (a *Admin) Purge(stream string, before uint64) {
 	})
 }
 
+// DeleteMsg removes one message of a stream.
+func (a *Admin) DeleteMsg(stream string, seq uint64) {
+	a.s.tb.Helper()
+	a.do("deleting a message of "+stream, func(ctx context.Context) error {
+		s, err := a.js.Stream(ctx, stream)
+		if err != nil {
+			return err
+		}
+		return s.DeleteMsg(ctx, seq)
+	})
+}
+
 // dialer makes a [nats.InProcessConnProvider] of a function.
 type dialer func() (net.Conn, error)
 
