@@ -61,7 +61,7 @@ type Options struct {
 	// Defaults to [DefaultCommitInterval].
 	CommitInterval time.Duration
 	// Definition is a text that stands for the logic of the steps, such as the
-	// YAML file of the flow; it goes into [Flow.Hash].
+	// YAML file of the flow or a version of the program; it goes into [Flow.Hash].
 	Definition string
 }
 
@@ -89,6 +89,8 @@ type SourceInfo struct {
 	Stream string
 	// Subjects filters the stream; empty takes all of it.
 	Subjects []string
+	// PartitionBy is that of [Source].
+	PartitionBy []int
 }
 
 // SinkKind says what a sink is.
@@ -272,15 +274,32 @@ func (f *Flow) Sources() []SourceInfo {
 	return infos
 }
 
-// Hash identifies the definition of the flow: its partitions, sources, steps
-// and [Options.Definition]. 16 hexadecimal digits.
+// Hash identifies the definition of the flow, as far as it is data: its name,
+// number of partitions and [Options.Definition]; the sources with their streams
+// and subjects; the steps in the order of their making, each with its id, its
+// kind, the version of its state and whether it comes behind a key; and the sinks
+// with their streams or buckets and subjects. It is the same in every process and
+// every build. 16 hexadecimal digits.
+//
+// What a flow does besides is not in it: functions of Go (a key, a predicate, a
+// codec) have no identity, so a flow in Go whose functions change keeps its hash
+// unless its Definition changes, too; and OnError, Delivery and CommitInterval,
+// with the sink of dead letters, are settings of a run.
 func (f *Flow) Hash() string {
 	b := fmt.Appendf(nil, "%s\n%d\n%q\n", f.name, f.opts.Partitions, f.opts.Definition)
 	for _, s := range f.Sources() {
 		b = fmt.Appendf(b, "source %q %q %q\n", s.Step, s.Stream, s.Subjects)
+		if len(s.PartitionBy) > 0 {
+			b = fmt.Appendf(b, "partition by %v\n", s.PartitionBy)
+		}
 	}
 	for _, s := range f.steps {
-		b = fmt.Appendf(b, "step %q %q %v %d\n", s.ID, s.Kind, s.Stateful, s.Version)
+		b = fmt.Appendf(b, "step %q %q %v %d %v\n", s.ID, s.Kind, s.Stateful, s.Version, s.Keyed)
+	}
+	for _, s := range f.sinks {
+		if s.Step != "" {
+			b = fmt.Appendf(b, "sink %q %q %q %q\n", s.Step, s.Kind, s.Name, s.Subjects)
+		}
 	}
 	sum := sha256.Sum256(b)
 	return hex.EncodeToString(sum[:])[:16]

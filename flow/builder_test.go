@@ -225,23 +225,17 @@ func TestFlow_IsImmutable(t *testing.T) {
 
 // hashed is a flow with everything that the hash covers.
 func hashed(change string) *flow.Builder {
-	opts := flow.Options{Partitions: 4, Definition: "text"}
-	name, source, subject, id, kind, version := "test", "IN", "in.>", "count", "stateful", 1
+	is := func(what, changed, text string) string {
+		if change == what {
+			return changed
+		}
+		return text
+	}
+	opts := flow.Options{Partitions: 4, Definition: is("definition", "other", "text")}
+	version := 1
 	switch change {
 	case "partitions":
 		opts.Partitions = 5
-	case "definition":
-		opts.Definition = "other"
-	case "name":
-		name = "other"
-	case "source":
-		source = "IN2"
-	case "subject":
-		subject = "in.*"
-	case "id":
-		id = "other"
-	case "kind":
-		kind = "other"
 	case "version":
 		version = 2
 	case "commit interval":
@@ -251,20 +245,39 @@ func hashed(change string) *flow.Builder {
 	case "delivery":
 		opts.Delivery = flow.AtLeastOnce
 	}
-	b := flow.New(name, opts)
-	src := flow.From(b, flow.Source{Stream: source, Subjects: []string{subject}}, flow.DecodeText())
-	textTo(flow.Stateful(flow.KeyBy(src, firstWord), id, flow.JSONState[int64](version, nil), script, flow.Kind(kind)))
+	b := flow.New(is("name", "other", "test"), opts)
+	src := flow.From(b, flow.Source{
+		Stream: is("source", "IN2", "IN"), Subjects: []string{is("subject", "in.*", "in.>")},
+	}, flow.DecodeText())
+	byKey := flow.KeyBy(src, firstWord, flow.ID(is("key", "by-word", "by")))
+	counts := flow.Stateful(byKey, is("id", "other", "count"), flow.JSONState[int64](version, nil), script, flow.Kind(is("kind", "other", "stateful")))
+	noted := src
+	if change == "place of a step" {
+		noted = byKey
+	}
+	flow.Inspect(noted, func(*flow.Meta, string) {})
+	subject := is("sink subject", "out.*.x", "out.*")
+	flow.To(counts, flow.Sink[string]{
+		Stream: is("sink", "OUT2", "OUT"), Subjects: []string{subject}, Subject: flow.KeySubject[string]("out."), Encode: flow.EncodeText(),
+	}, flow.ID(is("sink id", "out2", "out")))
+	if change == "no bucket" {
+		return b
+	}
+	flow.ToKV(counts, flow.KVSink[string]{Bucket: is("bucket", "latest2", "latest"), Encode: flow.EncodeText()})
 	return b
 }
 
 // The hash is stored: it must be the same in every build of every version.
 func TestFlow_HashIsStable(t *testing.T) {
-	const want = "9fc5403ee9c0cef7"
+	const want = "aebf955d9c82e714"
 	if got := build(t, hashed("")).Hash(); got != want {
 		t.Errorf("hash %s, want %s", got, want)
 	}
 	seen := map[string]string{want: "nothing"}
-	for _, change := range []string{"partitions", "definition", "name", "source", "subject", "id", "kind", "version"} {
+	for _, change := range []string{
+		"partitions", "definition", "name", "source", "subject", "key", "id", "kind", "version", "place of a step",
+		"sink", "sink subject", "sink id", "bucket", "no bucket",
+	} {
 		got := build(t, hashed(change)).Hash()
 		if other, ok := seen[got]; ok {
 			t.Errorf("a change of %s hashes like one of %s", change, other)

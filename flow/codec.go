@@ -58,7 +58,8 @@ type StateCodec[S any] struct {
 	// Version of the encoding; 0 and up. Raise it when the meaning of the
 	// bytes changes.
 	Version int
-	// Append appends the encoding of *s to dst.
+	// Append appends the encoding of *s to dst. It is called after a batch as
+	// well as at a seal, so that not all that it makes is stored.
 	Append func(dst []byte, s *S) ([]byte, error)
 	// Decode reads what Append of the same version wrote into *s, which is the
 	// zero value. It must not keep data.

@@ -12,6 +12,16 @@ type Source struct {
 	Stream string
 	// Subjects filters it; empty takes all of it.
 	Subjects []string
+	// PartitionBy names tokens of the subject by their positions, from 1, for a flow
+	// with many workers and much to read. The server then sorts the records by
+	// partition, in a mirror of the stream that natsflow makes and keeps, and each
+	// worker reads those of its own tasks only. Without it, each worker reads all of
+	// them and drops what is not its own.
+	//
+	// The key of each record has to be these tokens of its subject, one behind the
+	// other without anything in between; a record with another key fails. Records that
+	// do not get a key may be partitioned by any tokens.
+	PartitionBy []int
 }
 
 type sourceNode interface {
@@ -54,10 +64,14 @@ func From[T any](b *Builder, src Source, decode Decoder[T], opts ...StepOption) 
 	}
 	step := out.step("source", opts)
 	b.need(step, "decoder", decode != nil)
-	b.sources = append(b.sources, &source[T]{
-		inf:  SourceInfo{Step: b.steps[step].ID, Stream: src.Stream, Subjects: slices.Clone(src.Subjects)},
-		step: step, decode: decode, out: out.hub,
-	})
+	inf := SourceInfo{
+		Step: b.steps[step].ID, Stream: src.Stream,
+		Subjects: slices.Clone(src.Subjects), PartitionBy: slices.Clone(src.PartitionBy),
+	}
+	if _, err := inf.Transforms(b.opts.Partitions); err != nil {
+		b.errorf("source %q: %w", src.Stream, err)
+	}
+	b.sources = append(b.sources, &source[T]{inf: inf, step: step, decode: decode, out: out.hub})
 	return out
 }
 
@@ -130,6 +144,12 @@ func (c *typedColumn[T]) playUntilPanic(t *Task, next emit[T], from, to int) (do
 // KeyBy gives each record a key. Records of one key are processed in order, and
 // the steps that follow can keep state for each key.
 func KeyBy[T any](s Stream[T], key func(m *Meta, v T) (string, error), opts ...StepOption) Stream[T] {
+	return keyStream(s, false, key, opts...)
+}
+
+// keyStream is KeyBy; with anyPartition a record may be in any partition that its
+// subject leads to.
+func keyStream[T any](s Stream[T], anyPartition bool, key func(m *Meta, v T) (string, error), opts ...StepOption) Stream[T] {
 	step := s.step("key", opts)
 	s.b.need(step, "function", key != nil)
 	if s.keyed {
@@ -149,6 +169,13 @@ func KeyBy[T any](s Stream[T], key func(m *Meta, v T) (string, error), opts ...S
 				return
 			}
 			p := Partition(k, r.f.opts.Partitions)
+			if p != r.partition && r.partition >= 0 {
+				if !anyPartition {
+					in.fail(step, m, r.misplaced(k, p))
+					return
+				}
+				p = r.partition
+			}
 			if m.Seq <= r.seen[p] {
 				return
 			}
@@ -167,7 +194,7 @@ func keyedBySubject[T any](s Stream[T]) Stream[T] {
 	if s.keyed {
 		return s
 	}
-	return KeyBy(s, func(m *Meta, _ T) (string, error) { return m.Subject, nil })
+	return keyStream(s, true, func(m *Meta, _ T) (string, error) { return m.Subject, nil })
 }
 
 // Batch is what a router collected for one partition. It is played by the
@@ -219,14 +246,19 @@ type Router struct {
 	touched []int
 	// seen is, for each partition, the last sequence that its task has applied.
 	seen []uint64
-	pool sync.Pool
+	// by is the source's PartitionBy.
+	by []int
+	// partition of the record at hand if the server has sorted it, else -1.
+	partition int
+	pool      sync.Pool
 }
 
 // Router makes a router for the source with that index in [Flow.Sources].
 func (f *Flow) Router(source int) *Router {
 	r := &Router{f: f, batches: make([]*Batch, f.opts.Partitions), seen: make([]uint64, f.opts.Partitions)}
 	r.in = &instance{f: f, memo: map[any]any{}, router: r}
-	r.meta.Stream = f.sources[source].info().Stream
+	inf := f.sources[source].info()
+	r.meta.Stream, r.by, r.partition = inf.Stream, inf.PartitionBy, -1
 	r.route = f.sources[source].bind(r.in)
 	r.pool.New = func() any {
 		b := &Batch{source: r.meta.Stream, pool: &r.pool, columns: make([]column, 1+len(f.keys))}
@@ -260,6 +292,33 @@ func (r *Router) batch(p int) *Batch {
 // that fails is returned as a *StepError, from then on by every call; what the
 // router holds must not be played then, since it may hold a part of the record.
 func (r *Router) Route(subject string, seq uint64, nanos int64, data []byte) (err error) {
+	return r.run(-1, subject, seq, nanos, data)
+}
+
+// RouteMirrored is [Router.Route] for a record of a mirror that has
+// [SourceInfo.Transforms], under the subject that it has there. All that comes of
+// the record goes to the task of the partition that it is in there, also when it
+// does not get a key: who reads another partition does not see it.
+func (r *Router) RouteMirrored(mirrored string, seq uint64, nanos int64, data []byte) error {
+	p, subject, err := cutPartition(mirrored, r.f.opts.Partitions)
+	if err != nil {
+		return fmt.Errorf("sequence %d: %w", seq, err)
+	}
+	if seq <= r.seen[p] {
+		return r.halted()
+	}
+	return r.run(p, subject, seq, nanos, data)
+}
+
+// misplaced is the error of a record that has a key of another partition than the
+// one that the server found. Its task may belong to a worker that never sees it.
+func (r *Router) misplaced(key string, p int) error {
+	return fmt.Errorf("the key %q belongs to partition %d, but by its subject the record is in partition %d: the source is partitioned by the tokens %v of the subject, so the key has to be just these; or leave out PartitionBy (partition_by)",
+		key, p, r.partition, r.by)
+}
+
+func (r *Router) run(partition int, subject string, seq uint64, nanos int64, data []byte) (err error) {
+	r.partition = partition
 	m := &r.meta
 	m.Subject, m.Seq, m.nanos, m.Key, m.raw = subject, seq, nanos, "", data
 	defer func() {
@@ -279,10 +338,13 @@ func (r *Router) halted() error {
 	return r.in.halted
 }
 
-// deadLetter routes a record that has no key: its sequence chooses the task
-// that publishes it with its commit.
+// deadLetter routes a record that has no key: its sequence, or the partition that
+// the server found, chooses the task that publishes it with its commit.
 func (r *Router) deadLetter(m *Meta, e *StepError) {
-	p := int(m.Seq % uint64(r.f.opts.Partitions))
+	p := r.partition
+	if p < 0 {
+		p = int(m.Seq % uint64(r.f.opts.Partitions))
+	}
 	if m.Seq <= r.seen[p] {
 		return
 	}

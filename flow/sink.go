@@ -118,8 +118,8 @@ func publish[T any](s Stream[T], p publication[T]) {
 			if err == nil {
 				payload, err = p.encode(payload[:0], m, v)
 			}
-			if err == nil && t.mostResult > 0 && len(payload) > t.mostResult {
-				err = fmt.Errorf("%w: %d bytes of at most %d", ErrResultTooLarge, len(payload), t.mostResult)
+			if most := t.mostResult[p.sink]; err == nil && most > 0 && len(payload) > most {
+				err = fmt.Errorf("%w: %d bytes of at most %d", ErrResultTooLarge, len(payload), most)
 			}
 			if err != nil {
 				in.fail(p.step, m, err)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 )
 
@@ -24,6 +25,7 @@ var ErrState = errors.New("state cannot be read")
 type stateTable interface {
 	stepID() string
 	dirty() int
+	encodeEarly() int
 	appendDelta(dst []byte) ([]byte, error)
 	// appendImage appends a section with at most n cells from slot on and
 	// returns the slot to go on from, -1 at the end.
@@ -39,16 +41,10 @@ type cell[S any] struct {
 	slot int32
 	// waiting is the place, from 1, among the results that wait for the commit.
 	waiting int32
-	dirty   bool
-	gone    bool
-	state   S
-}
-
-// changedCell has the key beside the cell, so that a seal finds both in a list
-// that it reads in order, and does not wait for one to find the other.
-type changedCell[S any] struct {
-	cell *cell[S]
-	key  string
+	// marked is the number of the cell's last mark, see nextDelta.
+	marked uint64
+	gone   bool
+	state  S
 }
 
 // table keeps cells by key, and in slots, so that an image of all of them can be
@@ -59,7 +55,7 @@ type table[S any] struct {
 	cells   map[string]*cell[S]
 	slots   []*cell[S]
 	free    []int32
-	changed []changedCell[S]
+	next    nextDelta[S]
 	scratch []byte
 	// onLoaded is called when recovery has loaded all images.
 	onLoaded func()
@@ -96,25 +92,11 @@ func (tab *table[S]) add(key string) *cell[S] {
 	return c
 }
 
-// mark makes the cell a part of the next delta. It reports whether it was not
-// before.
-func (tab *table[S]) mark(c *cell[S]) bool {
-	if c.dirty {
-		return false
-	}
-	c.dirty = true
-	tab.changed = append(tab.changed, changedCell[S]{c, c.key})
-	return true
-}
-
 // takeBack undoes what a record that changed nothing has done: the mark, which
 // must be the last one, and the making of the cell.
 func (tab *table[S]) takeBack(c *cell[S], marked, fresh bool) {
 	if marked {
-		n := len(tab.changed) - 1
-		tab.changed[n] = changedCell[S]{}
-		tab.changed = tab.changed[:n]
-		c.dirty = false
+		tab.unmark(c)
 	}
 	if fresh {
 		tab.forget(c)
@@ -135,7 +117,6 @@ func (tab *table[S]) forget(c *cell[S]) {
 }
 
 func (tab *table[S]) stepID() string { return tab.id }
-func (tab *table[S]) dirty() int     { return len(tab.changed) }
 func (tab *table[S]) size() int      { return len(tab.cells) }
 
 func (tab *table[S]) appendHead(dst []byte, entries int) []byte {
@@ -145,9 +126,9 @@ func (tab *table[S]) appendHead(dst []byte, entries int) []byte {
 	return binary.AppendUvarint(dst, uint64(entries))
 }
 
-func (tab *table[S]) appendCell(dst []byte, key string, c *cell[S]) ([]byte, error) {
-	dst = binary.AppendUvarint(dst, uint64(len(key)))
-	dst = append(dst, key...)
+func (tab *table[S]) appendCell(dst []byte, c *cell[S]) ([]byte, error) {
+	dst = binary.AppendUvarint(dst, uint64(len(c.key)))
+	dst = append(dst, c.key...)
 	if c.gone {
 		return append(dst, 0), nil
 	}
@@ -157,23 +138,6 @@ func (tab *table[S]) appendCell(dst []byte, key string, c *cell[S]) ([]byte, err
 	}
 	dst = binary.AppendUvarint(dst, uint64(len(tab.scratch))+1)
 	return append(dst, tab.scratch...), nil
-}
-
-func (tab *table[S]) appendDelta(dst []byte) ([]byte, error) {
-	if len(tab.changed) == 0 {
-		return dst, nil
-	}
-	dst = tab.appendHead(dst, len(tab.changed))
-	for _, c := range tab.changed {
-		var err error
-		if dst, err = tab.appendCell(dst, c.key, c.cell); err != nil {
-			return dst, err
-		}
-		c.cell.dirty = false
-	}
-	clear(tab.changed)
-	tab.changed = tab.changed[:0]
-	return dst, nil
 }
 
 func (tab *table[S]) appendImage(dst []byte, slot, n int) ([]byte, int, error) {
@@ -192,7 +156,7 @@ func (tab *table[S]) appendImage(dst []byte, slot, n int) ([]byte, int, error) {
 			continue
 		}
 		var err error
-		if dst, err = tab.appendCell(dst, c.key, c); err != nil {
+		if dst, err = tab.appendCell(dst, c); err != nil {
 			return dst, 0, err
 		}
 	}
@@ -239,7 +203,7 @@ func (t *Task) Load(image []byte) error {
 			return fmt.Errorf("%w: not an image", ErrState)
 		}
 		tab := t.byStep[id]
-		if tab == nil {
+		if tab == nil && !slices.Contains(t.leftOut, id) {
 			return fmt.Errorf("%w: there is state of a step %q, which the flow does not have", ErrState, id)
 		}
 		err := guard(func() error { return loadSection(&r, tab, int(version), entries) })
@@ -263,6 +227,9 @@ func loadSection(r *reader, tab stateTable, version int, entries uint64) error {
 		}
 		if r.bad {
 			return errNotAnImage
+		}
+		if tab == nil {
+			continue // left out
 		}
 		if err := tab.load(version, key, value); err != nil {
 			return err

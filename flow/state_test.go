@@ -7,6 +7,7 @@ import (
 	"maps"
 	"math"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
@@ -237,14 +238,24 @@ func newMachine(t *rapid.T) *machine {
 	return m
 }
 
+// record plays a batch of a few records.
 func (m *machine) record(t *rapid.T) {
-	key := rapid.SampledFrom([]string{"a", "b", "c", "d", "e", "f", "g", "h"}).Draw(t, "key")
-	op := rapid.SampledFrom([]string{"add emit", "add emit", "add", "emit unchanged", "drop", "add drop", "drop emit"}).Draw(t, "op")
+	var batch []record
+	for range rapid.IntRange(1, 3).Draw(t, "records") {
+		batch = append(batch, m.draw(t))
+	}
 	m.r.tb = t
-	m.now.seq++
-	if err := m.r.play(record{seq: m.now.seq, data: key + " " + op}); err != nil {
+	if err := m.r.play(batch...); err != nil {
 		t.Fatal(err)
 	}
+	m.uncovered = m.uncovered || m.taking
+}
+
+// draw makes a record and plays it in the model.
+func (m *machine) draw(t *rapid.T) record {
+	key := rapid.SampledFrom([]string{"a", "b", "c", "d", "e", "f", "g", "h"}).Draw(t, "key")
+	op := rapid.SampledFrom([]string{"add emit", "add emit", "add", "emit unchanged", "drop", "add drop", "drop emit"}).Draw(t, "op")
+	m.now.seq++
 	n, there := m.now.counts[key]
 	if strings.Contains(op, "add") {
 		n, there = n+1, true
@@ -262,7 +273,7 @@ func (m *machine) record(t *rapid.T) {
 	case there:
 		m.now.counts[key] = n
 	}
-	m.uncovered = m.uncovered || m.taking
+	return record{seq: m.now.seq, data: key + " " + op}
 }
 
 func (m *machine) seal(t *rapid.T) {
@@ -354,4 +365,63 @@ func TestTask_Images(t *testing.T) {
 		})
 		m.crash(t)
 	})
+}
+
+// State of steps that are left out is skipped, and that of the others loaded.
+func TestTask_LeaveOut(t *testing.T) {
+	old := threeStates(t)
+	old.feed("k add", "longer add", "k add 2")
+	old.seal()
+	delta, base := old.deltas[0][0], wholeImage(t, old.tasks[0])
+	b := newFlow()
+	textTo(flow.Stateful(keyed(b), "script", flow.JSONState[int64](3, nil), script))
+	f := build(t, b)
+	for name, image := range map[string][]byte{"delta": delta, "base": base, "delta and base": slices.Concat(delta, base)} {
+		t.Run(name, func(t *testing.T) {
+			task := f.Task(0)
+			task.LeaveOut("seen")
+			if err := task.Load(image); !errors.Is(err, flow.ErrState) || !strings.Contains(err.Error(), `step "count"`) {
+				t.Errorf("with one of two: error %v", err)
+			}
+			task = f.Task(0)
+			task.LeaveOut("seen", "other")
+			task.LeaveOut("count", "script")
+			if err := task.Load(image); err != nil {
+				t.Fatal(err)
+			}
+			task.Loaded()
+			if n := task.Keys(); n != 2 || task.Dirty() {
+				t.Errorf("%d keys of the step that is not left out, want 2; dirty: %v", n, task.Dirty())
+			}
+			// What was skipped is in no base again: the flow needs nothing left out.
+			if err := f.Task(0).Load(wholeImage(t, task)); err != nil {
+				t.Error(err)
+			}
+			for n := 1; n < len(image); n++ {
+				// At the end of a section, the beginning is an image, too.
+				if err := task.Load(image[:n]); err != nil && !errors.Is(err, flow.ErrState) {
+					t.Errorf("the first %d bytes: error %v", n, err)
+				}
+			}
+			if err := task.Load(image[:len(image)-1]); !errors.Is(err, flow.ErrState) {
+				t.Errorf("without the last byte: error %v", err)
+			}
+		})
+	}
+}
+
+// wholeImage is a base of the task.
+func wholeImage(t *testing.T, task *flow.Task) []byte {
+	t.Helper()
+	task.BeginImage()
+	var image []byte
+	for more := true; more; {
+		var part []byte
+		var err error
+		if part, more, err = task.NextImage(100); err != nil {
+			t.Fatal(err)
+		}
+		image = append(image, part...)
+	}
+	return image
 }

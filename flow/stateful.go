@@ -109,7 +109,7 @@ func Aggregate[T, S, U any](s Stream[T], id string, a Aggregator[T, S, U], opts 
 			next(m, u)
 		}
 		if a.Emit == EmitCommit {
-			latest := &latestResults[S]{in: in, step: step, result: result}
+			latest := &latestResults[S]{in: in, step: step, result: result, table: tab}
 			in.task.flushers = append(in.task.flushers, flusher{step, latest.flush})
 			return func(m *Meta, v T) {
 				in.step = step
@@ -147,6 +147,7 @@ type latestResults[S any] struct {
 	in     *instance
 	step   int
 	result func(*Meta, *cell[S])
+	table  *table[S]
 	// waiting has the changed keys in the order of their first change; a cell
 	// knows its place.
 	waiting []waitingResult[S]
@@ -190,6 +191,8 @@ func (l *latestResults[S]) flushUntilPanic(from int) (done int) {
 		w := &l.waiting[i]
 		t.meta = w.last
 		l.in.step = l.step
+		// Result may change the state, say, to begin a new sum.
+		l.table.mark(w.cell)
 		l.result(&t.meta, w.cell)
 	}
 	return i

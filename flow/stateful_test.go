@@ -186,9 +186,6 @@ func TestStateful_Panic(t *testing.T) {
 		if got[i].Data != data || h[flow.HeaderDeadStep] != "script" || !strings.HasPrefix(h[flow.HeaderDeadError], "step panicked: as told") {
 			t.Errorf("dead letter %+v", got[i])
 		}
-		if !strings.Contains(h[flow.HeaderDeadError], "flow_test.script(") || strings.Contains(h[flow.HeaderDeadError], "panicError") {
-			t.Errorf("the error %q does not begin with the function that panicked", h[flow.HeaderDeadError])
-		}
 	}
 	// The change before the panic is in memory, so it has to be stored too.
 	r.crash()

@@ -1,10 +1,8 @@
 package flow
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
-	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
@@ -45,21 +43,6 @@ func (e *StepError) Unwrap() error { return e.Err }
 // than the runtime can publish; see [Task.LimitResults].
 var ErrResultTooLarge = errors.New("result too large for a message")
 
-// ErrPanic is wrapped by the error of a record whose step panicked.
-var ErrPanic = errors.New("step panicked")
-
-// panicError makes an error of what was recovered, with the stack from the
-// function that panicked on.
-func panicError(p any) error {
-	stack := debug.Stack()
-	// The frames above are those of the recovery.
-	if i := bytes.LastIndex(stack, []byte("\npanic(")); i >= 0 {
-		lines := bytes.SplitN(stack[i+1:], []byte{'\n'}, 3)
-		stack = lines[len(lines)-1]
-	}
-	return fmt.Errorf("%w: %v\n%s", ErrPanic, p, stack)
-}
-
 // Task runs the keyed steps of one partition and keeps their state. It belongs
 // to one goroutine at a time.
 type Task struct {
@@ -69,6 +52,7 @@ type Task struct {
 	byKey     []any
 	tables    []stateTable
 	byStep    map[string]stateTable
+	leftOut   []string
 	flushers  []flusher
 	meta      Meta
 	stopped   bool
@@ -76,10 +60,13 @@ type Task struct {
 	outbox        []byte
 	outputs, dead int
 	records       int
-	mostResult    int
+	mostResult    []int // by sink, 0 for no limit
 	imageTable    int
 	imageSlot     int
-	deltaHint     int
+	// delta is the memory of the next delta, deltaHint a size that is enough for
+	// one like the last.
+	delta     []byte
+	deltaHint int
 }
 
 // flusher emits what a step has kept back until the seal.
@@ -90,7 +77,7 @@ type flusher struct {
 
 // Task makes the task of a partition, without state.
 func (f *Flow) Task(partition int) *Task {
-	t := &Task{f: f, partition: partition, byStep: map[string]stateTable{}}
+	t := &Task{f: f, partition: partition, byStep: map[string]stateTable{}, mostResult: make([]int, len(f.sinks))}
 	t.in = &instance{f: f, memo: map[any]any{}, task: t}
 	t.byKey = make([]any, len(f.keys))
 	for i, k := range f.keys {
@@ -102,10 +89,15 @@ func (f *Flow) Task(partition int) *Task {
 	return t
 }
 
-// LimitResults makes a result with a payload of more than that many bytes fail its
-// record, with [ErrResultTooLarge]. Once committed it could never be published,
-// and everything behind it would wait for ever. 0, the default, is no limit.
-func (t *Task) LimitResults(bytes int) { t.mostResult = bytes }
+// LimitResults makes a result for the sink with that index in [Flow.Sinks] fail
+// its record, with [ErrResultTooLarge], when its payload has more than that many
+// bytes. Once committed it could never be published, and everything behind it
+// would wait for ever. 0, the default, is no limit.
+func (t *Task) LimitResults(sink, bytes int) { t.mostResult[sink] = bytes }
+
+// LeaveOut makes [Task.Load] skip the state of steps that the flow does not have
+// any more, instead of refusing it. It has no effect on a step that the flow has.
+func (t *Task) LeaveOut(stepIDs ...string) { t.leftOut = append(t.leftOut, stepIDs...) }
 
 // keyed returns the closure behind a key step; column 0 is the dead letters'.
 func (in *instance) keyed(column int) any {
@@ -129,15 +121,45 @@ func (t *Task) Play(b *Batch) error {
 	if len(b.columns) > len(at) {
 		next = make([]int, len(b.columns))
 	}
+	played := 0
 	for _, r := range b.runs {
-		from := next[r.column]
-		b.columns[r.column].play(t, from, from+r.n)
-		next[r.column] = from + r.n
-		if t.in.halted != nil {
-			return t.in.halted
+		for left := r.n; left > 0; {
+			from, n := next[r.column], min(left, encodeEvery-played)
+			b.columns[r.column].play(t, from, from+n)
+			if t.in.halted != nil {
+				return t.in.halted
+			}
+			next[r.column], left = from+n, left-n
+			if played += n; played == encodeEvery {
+				t.encodeEarly()
+				played = 0
+			}
 		}
 	}
+	t.reserveDelta(t.encodeEarly())
 	return nil
+}
+
+func (t *Task) encodeEarly() (size int) {
+	for _, tab := range t.tables {
+		size += tab.encodeEarly()
+	}
+	return size
+}
+
+// reserveDelta has the memory of the next delta ready, and written to once: the
+// page faults of new memory would be most of the pause of a seal.
+func (t *Task) reserveDelta(size int) {
+	if size <= cap(t.delta) {
+		return
+	}
+	// The next delta is about as large as the last one, if that was no burst.
+	n := min(t.deltaHint, 4*size)
+	if n < size {
+		n = 2 * size
+	}
+	t.delta = make([]byte, 0, n)
+	clear(t.delta[:cap(t.delta)])
 }
 
 // deadLetter puts the record into the outbox, so that it is published exactly
@@ -222,7 +244,8 @@ func (t *Task) Seal() (Sealed, error) {
 }
 
 func (t *Task) sealState() ([]byte, error) {
-	var delta []byte
+	delta := t.delta
+	t.delta = nil
 	for _, tab := range t.tables {
 		if tab.dirty() == 0 {
 			continue
@@ -238,7 +261,7 @@ func (t *Task) sealState() ([]byte, error) {
 			return nil, fmt.Errorf("step %q: encode state: %w", tab.stepID(), err)
 		}
 	}
-	t.deltaHint = len(delta)
+	t.deltaHint = len(delta) + len(delta)/16
 	return delta, nil
 }
 

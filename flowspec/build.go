@@ -15,16 +15,12 @@ func (s *Spec) Build() (*flow.Flow, error) {
 		Partitions: s.Partitions, OnError: s.OnError, Delivery: s.Delivery,
 		CommitInterval: s.CommitInterval, Definition: s.definition(),
 	})
-	decode := decodeJSON
-	switch s.Source.Format {
-	case Text:
-		decode = decodeText
-	case Bytes:
-		decode = decodeBytes
+	streams := map[string]flow.Stream[record]{}
+	for _, src := range s.Sources {
+		streams[src.Name] = flow.From(b, flow.Source{Stream: src.Stream, Subjects: src.Subjects, PartitionBy: src.PartitionBy}, src.decoder(), flow.ID(s.sourceStep(src)))
 	}
-	stream := flow.From(b, flow.Source{Stream: s.Source.Stream, Subjects: s.Source.Subjects}, decode, flow.ID(sourceID))
-	for _, st := range s.steps {
-		stream = st.build(stream)
+	for _, l := range s.lists {
+		streams[l.name] = l.build(streams)
 	}
 	f, err := b.Build()
 	if err != nil {
@@ -33,13 +29,59 @@ func (s *Spec) Build() (*flow.Flow, error) {
 	return f, nil
 }
 
+// sourceStep is the id of a source's step. The source of a flow without named
+// lists has no name, or one that nothing refers to.
+func (s *Spec) sourceStep(src Source) string {
+	if !s.named() {
+		return sourceID
+	}
+	return sourceID + "." + src.Name
+}
+
+func (s Source) decoder() flow.Decoder[record] {
+	switch s.Format {
+	case Text:
+		return decodeText
+	case Bytes:
+		return decodeBytes
+	}
+	return decodeJSON
+}
+
+// build adds the steps of the list behind what it reads.
+func (l *stepList) build(streams map[string]flow.Stream[record]) flow.Stream[record] {
+	in := streams[l.from[0]]
+	if len(l.from) > 1 {
+		var others []flow.Stream[record]
+		for _, name := range l.from[1:] {
+			others = append(others, streams[name])
+		}
+		in = flow.Merge(in, others...)
+	}
+	for _, st := range l.steps {
+		in = st.build(in)
+	}
+	return in
+}
+
 // definition is the canonical text of what the flow does: the same for files
 // that differ only in layout, comments or settings.
 func (s *Spec) definition() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "format %s\n", s.Source.Format)
-	for _, st := range s.steps {
-		fmt.Fprintf(&b, "%s %s %s\n", st.head().id, st.head().kind, st.text())
+	if !s.named() {
+		fmt.Fprintf(&b, "format %s\n", s.Sources[0].Format)
+	} else {
+		for _, src := range s.Sources {
+			fmt.Fprintf(&b, "source %s format %s\n", src.Name, src.Format)
+		}
+	}
+	for _, l := range s.lists {
+		if l.name != "" {
+			fmt.Fprintf(&b, "list %s from %s\n", l.name, strings.Join(l.from, ", "))
+		}
+		for _, st := range l.steps {
+			fmt.Fprintf(&b, "%s %s %s\n", st.head().id, st.head().kind, st.text())
+		}
 	}
 	return b.String()
 }
@@ -213,6 +255,12 @@ func (st *toStep) text() string {
 }
 
 func (st *toStep) build(in flow.Stream[record]) flow.Stream[record] {
+	out := in
+	if !st.keyed {
+		// As flow.To does where there is no key. Its step would take the place of an
+		// id that a later step of the file may have.
+		in = flow.KeyBy(in, func(m *flow.Meta, _ record) (string, error) { return m.Subject, nil }, flow.ID(st.id+".key"))
+	}
 	if st.sink == flow.SinkStream {
 		flow.To(in, flow.Sink[record]{
 			Stream: st.name, Subjects: []string{st.template.wildcard},
@@ -224,7 +272,7 @@ func (st *toStep) build(in flow.Stream[record]) flow.Stream[record] {
 	if st.stopWhen != nil {
 		flow.StopWhen(in, st.stopWhen.condition, flow.ID(st.stopID()))
 	}
-	return in
+	return out
 }
 
 // stopID names the step that a stop_when makes. An id in a file has no dot.

@@ -14,6 +14,15 @@
 // are. The result of an aggregate is not even JSON until it leaves the flow: it
 // is a pointer to the state of its key.
 //
+// # Sources and lists
+//
+// A flow is a graph of lists of steps. Each list reads sources or other lists;
+// several are merged, and what several lists read is branched. They are parsed and
+// built in an order in which each is behind those that it reads, so that what is
+// known of the records at a step (the members, the key, the sources) goes with them.
+// A flow with one source and no named lists is one list without a name; nothing in
+// it, such as the id that a step gets, depends on there being others.
+//
 // # Expressions
 //
 // The language is expr (github.com/expr-lang/expr). Names, literals and

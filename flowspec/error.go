@@ -36,6 +36,10 @@ const maxErrors = 50
 // position is a place in the file, line and column from 1.
 type position struct{ line, column int }
 
+func (p position) compare(q position) int {
+	return cmp.Or(cmp.Compare(p.line, q.line), cmp.Compare(p.column, q.column))
+}
+
 // reporter collects the mistakes of a file.
 type reporter struct {
 	file   string
@@ -55,7 +59,7 @@ func (r *reporter) errorf(at position, hint, format string, args ...any) {
 // err joins what was collected, in the order of the file.
 func (r *reporter) err() error {
 	slices.SortStableFunc(r.errors, func(a, b *Error) int {
-		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
+		return position{a.Line, a.Column}.compare(position{b.Line, b.Column})
 	})
 	var errs []error
 	for i, e := range r.errors {

@@ -72,6 +72,12 @@ type scope struct {
 	known   bool
 	// from says which step made them.
 	from string
+	// reads are the sources that the records come from.
+	reads []*Source
+	// lost is true where the list reads something that is reported as a mistake,
+	// so that nothing is known of the records. keyed is true then: what needs a
+	// key is not a second mistake.
+	lost bool
 }
 
 // lookup checks that a path can name something and returns it. The mistake, if

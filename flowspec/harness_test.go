@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -23,14 +24,16 @@ type input struct {
 	data    []byte
 }
 
-// player runs a flow as a worker would: one router, a task for each partition.
+// player runs a flow as a worker would: a router for each source, a task for each
+// partition.
 type player struct {
-	tb     testing.TB
-	flow   *flow.Flow
-	router *flow.Router
-	tasks  []*flow.Task
-	seq    uint64
-	out    []string
+	tb      testing.TB
+	flow    *flow.Flow
+	routers []*flow.Router
+	tasks   []*flow.Task
+	// seqs are the last sequences of the sources.
+	seqs []uint64
+	out  []string
 }
 
 func newPlayer(tb testing.TB, yaml string) *player {
@@ -39,30 +42,55 @@ func newPlayer(tb testing.TB, yaml string) *player {
 	if err != nil {
 		tb.Fatal(err)
 	}
+	return playerOf(tb, s)
+}
+
+func playerOf(tb testing.TB, s *Spec) *player {
+	tb.Helper()
 	f, err := s.Build()
 	if err != nil {
 		tb.Fatal(err)
 	}
-	p := &player{tb: tb, flow: f, router: f.Router(0)}
+	p := &player{tb: tb, flow: f, seqs: make([]uint64, len(f.Sources()))}
+	for i := range f.Sources() {
+		p.routers = append(p.routers, f.Router(i))
+	}
 	for i := range f.Options().Partitions {
 		p.tasks = append(p.tasks, f.Task(i))
 	}
 	return p
 }
 
+// play plays a record of the first source.
 func (p *player) play(in input) {
 	p.tb.Helper()
-	p.seq++
-	if err := p.router.Route(in.subject, p.seq, in.nanos, in.data); err != nil {
+	p.playFrom(0, in)
+}
+
+func (p *player) playFrom(source int, in input) {
+	p.tb.Helper()
+	p.seqs[source]++
+	router := p.routers[source]
+	if err := router.Route(in.subject, p.seqs[source], in.nanos, in.data); err != nil {
 		p.out = append(p.out, "stopped: "+err.Error())
 		return
 	}
-	p.router.Take(func(b *flow.Batch) {
+	router.Take(func(b *flow.Batch) {
 		if err := p.tasks[b.Partition].Play(b); err != nil {
 			p.out = append(p.out, "stopped: "+err.Error())
 		}
 		b.Release()
 	})
+}
+
+// source returns the index of the source with that stream.
+func (p *player) source(stream string) int {
+	p.tb.Helper()
+	i := slices.IndexFunc(p.flow.Sources(), func(s flow.SourceInfo) bool { return s.Stream == stream })
+	if i < 0 {
+		p.tb.Fatalf("the flow does not read %s", stream)
+	}
+	return i
 }
 
 // seal commits all tasks and returns what each of them stored.
@@ -150,8 +178,8 @@ func (a *archive) String() string {
 }
 
 // TestOperators plays the files in testdata/operators: a flow, records and what
-// comes out. A line of the records is "subject payload"; "+ 1h" lets time pass,
-// "commit" seals.
+// comes out. A line of the records is "subject payload", or "STREAM: subject
+// payload" where the flow reads several; "+ 1h" lets time pass, "commit" seals.
 func TestOperators(t *testing.T) {
 	files, err := filepath.Glob("testdata/operators/*.txtar")
 	if err != nil || len(files) < len(operators) {
@@ -197,6 +225,11 @@ func playText(t *testing.T, yaml, in string) string {
 	for line := range strings.Lines(in) {
 		line = strings.TrimSuffix(line, "\n")
 		word, rest, _ := strings.Cut(line, " ")
+		source := 0
+		if stream, ok := strings.CutSuffix(word, ":"); ok {
+			source = p.source(stream)
+			word, rest, _ = strings.Cut(rest, " ")
+		}
 		switch word {
 		case "", "#":
 		case "commit":
@@ -208,7 +241,7 @@ func playText(t *testing.T, yaml, in string) string {
 			}
 			now = now.Add(d)
 		default:
-			p.play(input{word, now.UnixNano(), []byte(rest)})
+			p.playFrom(source, input{word, now.UnixNano(), []byte(rest)})
 			now = now.Add(time.Second)
 			if strings.Contains(yaml, "emit: commit") {
 				continue

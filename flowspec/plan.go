@@ -2,6 +2,7 @@ package flowspec
 
 import (
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -25,26 +26,49 @@ type Plan struct {
 
 // PlanSource is a stream that the flow reads.
 type PlanSource struct {
+	// Name by which lists of steps read it; empty where none does.
+	Name   string `json:"name,omitempty"`
 	Stream string `json:"stream"`
 	// Subjects is empty where all of the stream is read.
 	Subjects []string `json:"subjects,omitempty"`
 	Format   Format   `json:"format"`
+	// PartitionBy are the tokens of the subject by which the server sorts the
+	// records, in a mirror of the stream; empty where it does not.
+	PartitionBy []int `json:"partition_by,omitempty"`
 }
 
 // PlanStage is a number of steps between two changes of key.
 type PlanStage struct {
 	Stage int `json:"stage"`
-	// Reads names the source of the stage.
+	// Reads names the streams of the stage, with commas between them.
 	Reads string `json:"reads"`
-	// Key of the records after the key step; empty if the stage has none.
-	Key   string     `json:"key,omitempty"`
+	// Key of the records after the key steps, with semicolons between them; empty
+	// if the stage has none.
+	Key string `json:"key,omitempty"`
+	// Lists are the named lists of steps, each behind those that it reads; empty
+	// where the steps are one list.
+	Lists []PlanList `json:"lists,omitempty"`
 	Steps []PlanStep `json:"steps"`
+}
+
+// PlanList is a named list of steps.
+type PlanList struct {
+	Name string `json:"name"`
+	Line int    `json:"line"`
+	// From are the sources and the lists that it reads. Several are merged.
+	From []string `json:"from"`
+	// To are the lists that read it. Each gets all records.
+	To []string `json:"to,omitempty"`
+	// Key of the records at its end; empty if they have none.
+	Key string `json:"key,omitempty"`
 }
 
 // PlanStep is a step.
 type PlanStep struct {
 	ID   string `json:"id"`
 	Kind string `json:"kind"`
+	// List that the step belongs to; empty where the steps are one list.
+	List string `json:"list,omitempty"`
 	Line int    `json:"line"`
 	// Does says what the step does, in the words of the file.
 	Does string `json:"does"`
@@ -73,7 +97,6 @@ func (s *Spec) Plan() Plan {
 	p := Plan{
 		Flow: s.Name, Partitions: s.Partitions, Delivery: "exactly-once", OnError: "dead-letter",
 		CommitInterval: formatDuration(s.CommitInterval),
-		Sources:        []PlanSource{{s.Source.Stream, s.Source.Subjects, s.Source.Format}},
 	}
 	if s.Delivery == flow.AtLeastOnce {
 		p.Delivery = "at-least-once"
@@ -81,27 +104,82 @@ func (s *Spec) Plan() Plan {
 	if s.OnError == flow.Stop {
 		p.OnError = "stop"
 	}
-	stage := PlanStage{Reads: s.Source.Stream}
-	for _, st := range s.steps {
-		h := st.head()
-		step := PlanStep{ID: h.id, Kind: h.kind, Line: h.at.line, Does: st.text()}
-		switch st := st.(type) {
-		case *keyStep:
-			stage.Key = st.text()
-		case *aggregateStep:
-			step.State, step.StateVersion = "one entry for each key ("+stage.Key+")", stateVersion
-		case *dedupeStep:
-			step.State = fmt.Sprintf("one entry for each key (%s) and value (%s), kept for %s", stage.Key, st.by.text, formatDuration(st.within))
-		case *toStep:
-			p.addSink(st)
-		}
-		stage.Steps = append(stage.Steps, step)
+	var streams []string
+	for _, src := range s.Sources {
+		p.Sources = append(p.Sources, PlanSource(src))
+		streams = append(streams, src.Stream)
 	}
+	stage := PlanStage{Reads: strings.Join(streams, ", ")}
+	keys := map[string][]string{}
+	var all []string
+	for _, l := range s.lists {
+		key := l.keys(keys)
+		keys[l.name], all = key, union(all, key)
+		for _, st := range l.steps {
+			stage.Steps = append(stage.Steps, l.planStep(st, strings.Join(key, "; ")))
+			if to, ok := st.(*toStep); ok {
+				p.addSink(to)
+			}
+		}
+		if l.name != "" {
+			stage.Lists = append(stage.Lists, PlanList{l.name, l.at.line, l.from, s.readers(l.name), strings.Join(key, "; ")})
+		}
+	}
+	stage.Key = strings.Join(all, "; ")
 	p.Stages = []PlanStage{stage}
 	if s.OnError == flow.DeadLetter {
 		p.Sinks = append(p.Sinks, PlanSink{Kind: flow.SinkDead, Name: DeadLetterStream, Subjects: []string{"natsflow.dlq." + s.Name}})
 	}
 	return p
+}
+
+// planStep describes a step of the list.
+func (l *stepList) planStep(st step, key string) PlanStep {
+	h := st.head()
+	planned := PlanStep{ID: h.id, Kind: h.kind, List: l.name, Line: h.at.line, Does: st.text()}
+	switch st := st.(type) {
+	case *aggregateStep:
+		planned.State, planned.StateVersion = "one entry for each key ("+key+")", stateVersion
+	case *dedupeStep:
+		planned.State = fmt.Sprintf("one entry for each key (%s) and value (%s), kept for %s", key, st.by.text, formatDuration(st.within))
+	}
+	return planned
+}
+
+// keys returns what the key steps of the list, and of the lists that it reads,
+// make keys of. known has those of the lists before.
+func (l *stepList) keys(known map[string][]string) []string {
+	var keys []string
+	for _, name := range l.from {
+		keys = union(keys, known[name])
+	}
+	for _, st := range l.steps {
+		if st, ok := st.(*keyStep); ok {
+			keys = union(keys, []string{st.text()})
+		}
+	}
+	return keys
+}
+
+// union appends to a what of b it does not have.
+func union(a, b []string) []string {
+	for _, s := range b {
+		if !slices.Contains(a, s) {
+			a = append(a, s)
+		}
+	}
+	return a
+}
+
+// readers returns the lists that read what has that name.
+func (s *Spec) readers(name string) []string {
+	var names []string
+	for _, l := range s.lists {
+		if slices.Contains(l.from, name) {
+			names = append(names, l.name)
+		}
+	}
+	return names
 }
 
 // addSink adds a sink, or the step to one that is there already.
@@ -141,18 +219,33 @@ func (p Plan) String() string {
 		if len(s.Subjects) > 0 {
 			subjects = strings.Join(s.Subjects, ", ")
 		}
-		_, _ = fmt.Fprintf(w, "  %s\t%s\t%s\n", s.Stream, subjects, s.Format)
+		line := []string{s.Stream, subjects, string(s.Format)}
+		if s.Name != "" {
+			line = append([]string{s.Name}, line...)
+		}
+		if len(s.PartitionBy) > 0 {
+			line = append(line, "through a mirror, partitioned by "+tokensOf(s.PartitionBy))
+		}
+		_, _ = fmt.Fprintf(w, "  %s\n", strings.Join(line, "\t"))
 	}
 	_ = w.Flush() // into a strings.Builder, which cannot fail
 	for _, s := range p.Stages {
 		fmt.Fprintf(&b, "\nstage %d, reads %s\n", s.Stage, s.Reads)
 		for _, step := range s.Steps {
-			_, _ = fmt.Fprintf(w, "  %s\t%s\t%s\n", step.ID, step.Kind, step.Does)
-			if step.State != "" {
-				_, _ = fmt.Fprintf(w, "\t\tstate: %s\n", step.State)
+			if len(s.Lists) == 0 {
+				printStep(w, step, "  ")
 			}
 		}
 		_ = w.Flush() // into a strings.Builder, which cannot fail
+		for _, l := range s.Lists {
+			fmt.Fprintf(&b, "\n  %s\n", l)
+			for _, step := range s.Steps {
+				if step.List == l.Name {
+					printStep(w, step, "    ")
+				}
+			}
+			_ = w.Flush() // into a strings.Builder, which cannot fail
+		}
 	}
 	b.WriteString("\nsinks\n")
 	for _, s := range p.Sinks {
@@ -164,4 +257,23 @@ func (p Plan) String() string {
 	}
 	_ = w.Flush() // into a strings.Builder, which cannot fail
 	return b.String()
+}
+
+func printStep(w io.Writer, step PlanStep, indent string) {
+	_, _ = fmt.Fprintf(w, "%s%s\t%s\t%s\n", indent, step.ID, step.Kind, step.Does)
+	if step.State != "" {
+		_, _ = fmt.Fprintf(w, "\t\tstate: %s\n", step.State)
+	}
+}
+
+// String says what the list reads and where its records go.
+func (l PlanList) String() string {
+	s := l.Name + ": reads " + strings.Join(l.From, ", ")
+	if len(l.From) > 1 {
+		s += ", merged"
+	}
+	if len(l.To) > 0 {
+		s += "; read by " + strings.Join(l.To, ", ")
+	}
+	return s
 }

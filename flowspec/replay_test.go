@@ -145,7 +145,7 @@ func TestReplay_Equivalence(t *testing.T) {
 				if rng.IntN(6) == 0 && crashes > 0 {
 					crashes--
 					log.restore(t, crashed)
-					crashed.seq = uint64(committed)
+					crashed.seqs[0] = uint64(committed)
 					i = committed - 1
 				}
 			}
@@ -175,7 +175,7 @@ func TestFlow_Concurrent(t *testing.T) {
 	var wg sync.WaitGroup
 	for n := range results {
 		wg.Go(func() {
-			p := &player{tb: t, flow: f, router: f.Router(0)}
+			p := &player{tb: t, flow: f, routers: []*flow.Router{f.Router(0)}, seqs: []uint64{0}}
 			for i := range f.Options().Partitions {
 				p.tasks = append(p.tasks, f.Task(i))
 			}

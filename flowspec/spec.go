@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -40,8 +41,8 @@ type Spec struct {
 	Name string
 	// Partitions, flow.DefaultPartitions if the file does not say.
 	Partitions int
-	// Source of the records.
-	Source Source
+	// Sources of the records, in the order of the file; one at least.
+	Sources []Source
 	// OnError says what becomes of records that fail.
 	OnError flow.OnError
 	// Delivery of the results.
@@ -51,17 +52,24 @@ type Spec struct {
 	// Dev is for `natsflow dev` only.
 	Dev Dev
 
-	steps []step
+	// lists of steps, each behind those that it reads.
+	lists []*stepList
 }
 
-// Source is the stream that a flow reads.
+// Source is a stream that a flow reads.
 type Source struct {
-	// Stream is its name.
+	// Name by which lists of steps read it; empty for the source of a flow that
+	// has one without a name.
+	Name string
+	// Stream is the name of the stream.
 	Stream string
 	// Subjects filters it; empty takes all of it.
 	Subjects []string
 	// Format of the payloads; JSON if the file does not say.
 	Format Format
+	// PartitionBy are the tokens of the subject by which the server sorts the
+	// records; empty where it does not.
+	PartitionBy []int
 }
 
 // Dev is what `natsflow dev` needs besides the flow.
@@ -118,11 +126,8 @@ func Parse(file string, src []byte) (*Spec, error) {
 	if root == nil {
 		return nil, d.err()
 	}
-	s := &Spec{
-		File: file, Partitions: flow.DefaultPartitions, CommitInterval: flow.DefaultCommitInterval,
-		Source: Source{Format: JSON},
-	}
-	p := &specParser{document: d, spec: s}
+	s := &Spec{File: file, Partitions: flow.DefaultPartitions, CommitInterval: flow.DefaultCommitInterval}
+	p := &specParser{document: d, spec: s, places: map[string]*place{}}
 	p.parse(root)
 	if err := d.err(); err != nil {
 		return nil, err
@@ -133,9 +138,13 @@ func Parse(file string, src []byte) (*Spec, error) {
 // specParser reads the fields of a flow file.
 type specParser struct {
 	*document
-	spec   *Spec
-	scope  scope
-	source position
+	spec *Spec
+	// scope is what is known of the records where the parser is, in the steps of
+	// the current list.
+	scope   scope
+	current *stepList
+	// places are what a list can read, by name.
+	places map[string]*place
 }
 
 func (p *specParser) parse(root ast.Node) {
@@ -143,7 +152,7 @@ func (p *specParser) parse(root ast.Node) {
 	if !ok {
 		return
 	}
-	var steps, dev *field
+	var source, sources, steps, dev *field
 	have := map[string]bool{}
 	for _, f := range fields {
 		have[f.name] = true
@@ -153,7 +162,9 @@ func (p *specParser) parse(root ast.Node) {
 		case "partitions":
 			p.partitions(f)
 		case "source":
-			p.parseSource(f)
+			source = &f
+		case "sources":
+			sources = &f
 		case "steps":
 			steps = &f
 		case "on_error":
@@ -165,21 +176,19 @@ func (p *specParser) parse(root ast.Node) {
 		case "dev":
 			dev = &f
 		default:
-			p.unknown(f, "", "flow", "partitions", "source", "steps", "on_error", "delivery", "commit", "dev")
+			p.unknown(f, "", "flow", "partitions", "source", "sources", "steps", "on_error", "delivery", "commit", "dev")
 		}
 	}
+	have["source"] = have["source"] || have["sources"]
 	for _, name := range []string{"flow", "source", "steps"} {
 		if !have[name] {
 			p.errorf(p.at(root), "", "the field %q is missing", name)
 		}
 	}
-	// The steps need to know the format of the source, wherever it stands.
-	p.scope = scope{format: p.spec.Source.Format}
-	if p.scope.format != JSON {
-		p.scope.known, p.scope.from = true, "format "+string(p.scope.format)
-	}
+	// The steps need to know the sources, wherever they stand.
+	p.parseSources(source, sources, steps)
 	if steps != nil {
-		p.parseSteps(*steps)
+		p.parseSteps(*steps, sources)
 	}
 	if dev != nil {
 		p.dev(*dev)
@@ -261,70 +270,6 @@ func (p *specParser) commit(f field) {
 	}
 }
 
-func (p *specParser) parseSource(f field) {
-	p.source = f.at
-	fields, ok := p.mapping(f.value, "source")
-	if !ok {
-		return
-	}
-	src := &p.spec.Source
-	stream := false
-	for _, f := range fields {
-		switch f.name {
-		case "stream":
-			stream = true
-			src.Stream = p.streamName(f.value, "source.stream")
-		case "subjects":
-			src.Subjects = p.subjects(f.value)
-		case "format":
-			src.Format = []Format{JSON, Text, Bytes}[p.choice(f, "json", "text", "bytes")]
-		default:
-			p.unknown(f, "source", "stream", "subjects", "format")
-		}
-	}
-	if !stream {
-		p.errorf(f.at, "", "source: the field \"stream\" is missing")
-	}
-}
-
-// streamName reads the name of a stream.
-func (p *specParser) streamName(n ast.Node, what string) string {
-	s, ok := p.text(n, what)
-	if ok && (s.text == "" || len(s.text) > 255 || strings.ContainsAny(s.text, " \t\r\n.*>/\\")) {
-		p.errorf(s.start, "", "%s: %q cannot be the name of a stream: no white space, . * > / \\", what, s.text)
-	}
-	return s.text
-}
-
-func (p *specParser) subjects(n ast.Node) []string {
-	if s, isText := n.(*ast.StringNode); isText {
-		p.errorf(p.at(n), fmt.Sprintf("write [%q]", s.Value), "source.subjects is a list, this is text")
-		return nil
-	}
-	nodes, ok := p.list(n, "source.subjects")
-	if !ok {
-		return nil
-	}
-	var subjects []string
-	for _, n := range nodes {
-		s, ok := p.text(n, "a subject")
-		if !ok {
-			continue
-		}
-		if mistake := validSubject(s.text); mistake != "" {
-			p.errorf(s.start, "", "source.subjects: %q has %s", s.text, mistake)
-			continue
-		}
-		for _, other := range subjects {
-			if overlap(other, s.text) {
-				p.errorf(s.start, "", "source.subjects: %q and %q overlap, which the server refuses", other, s.text)
-			}
-		}
-		subjects = append(subjects, s.text)
-	}
-	return subjects
-}
-
 func (p *specParser) dev(f field) {
 	fields, _ := p.mapping(f.value, "dev")
 	for _, f := range fields {
@@ -341,10 +286,7 @@ func (p *specParser) dev(f field) {
 
 func (p *specParser) feed(stream field) {
 	what := "dev.feed." + stream.name
-	src := p.spec.Source
-	if stream.name != src.Stream && src.Stream != "" {
-		p.errorf(stream.at, fmt.Sprintf("the source is %q", src.Stream), "%s: the flow does not read stream %q", what, stream.name)
-	}
+	src := p.feedSource(stream, what)
 	fields, ok := p.mapping(stream.value, what)
 	if !ok {
 		return
@@ -363,7 +305,7 @@ func (p *specParser) feed(stream field) {
 			if s, ok := p.text(f.value, what+".subject"); ok {
 				feed.Subject = s.text
 				feed.template = p.template(s, what+".subject", feedTemplate, &scope{format: JSON})
-				p.checkFeedSubject(s, feed.template)
+				p.checkFeedSubject(s, feed.template, src)
 			}
 		default:
 			p.unknown(f, what, "file", "subject")
@@ -378,13 +320,36 @@ func (p *specParser) feed(stream field) {
 	p.spec.Dev.Feed[stream.name] = feed
 }
 
+// feedSource finds the source that a feed is for, and reports that there is none.
+func (p *specParser) feedSource(stream field, what string) Source {
+	sources := p.spec.Sources
+	if i := slices.IndexFunc(sources, func(s Source) bool { return s.Stream == stream.name }); i >= 0 {
+		return sources[i]
+	}
+	var names []string
+	for _, s := range sources {
+		names = append(names, strconv.Quote(s.Stream))
+	}
+	if slices.Contains(names, `""`) || len(names) == 0 {
+		return Source{} // which is reported
+	}
+	hint := "the source is " + strings.Join(names, "")
+	if len(names) > 1 {
+		hint = "the sources are " + strings.Join(names, ", ")
+	}
+	p.errorf(stream.at, hint, "%s: the flow does not read stream %q", what, stream.name)
+	if len(sources) == 1 {
+		return sources[0]
+	}
+	return Source{}
+}
+
 // checkFeedSubject refuses a feed that the source would not read.
-func (p *specParser) checkFeedSubject(s scalar, t *template) {
-	subjects := p.spec.Source.Subjects
-	if t == nil || len(subjects) == 0 {
+func (p *specParser) checkFeedSubject(s scalar, t *template, src Source) {
+	if t == nil || len(src.Subjects) == 0 {
 		return
 	}
-	if !slices.ContainsFunc(subjects, func(subject string) bool { return overlap(subject, t.wildcard) }) {
-		p.errorf(s.start, "", "dev.feed: the source does not read %q: its subjects are %s", s.text, strings.Join(subjects, ", "))
+	if !slices.ContainsFunc(src.Subjects, func(subject string) bool { return overlap(subject, t.wildcard) }) {
+		p.errorf(s.start, "", "dev.feed: the source does not read %q: its subjects are %s", s.text, strings.Join(src.Subjects, ", "))
 	}
 }

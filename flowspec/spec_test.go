@@ -27,13 +27,13 @@ func TestLoad(t *testing.T) {
 		}
 		want := &Spec{
 			File: "../examples/flights/flow.yaml", Name: "flights", Partitions: 16,
-			Source:         Source{Stream: "FLIGHTS", Subjects: []string{"flights.>"}, Format: JSON},
+			Sources:        []Source{{Stream: "FLIGHTS", Subjects: []string{"flights.>"}, Format: JSON}},
 			CommitInterval: 100 * time.Millisecond,
 			Dev:            Dev{Feed: map[string]Feed{"FLIGHTS": {File: "../examples/flights/flights.ndjson.gz", Subject: "flights.{origin}"}}},
 		}
 		unexported := cmp.FilterPath(func(p cmp.Path) bool {
 			name := p.Last().String()
-			return name == ".steps" || name == ".template"
+			return name == ".lists" || name == ".template"
 		}, cmp.Ignore())
 		if diff := cmp.Diff(want, s, unexported); diff != "" {
 			t.Error(diff)
@@ -92,7 +92,7 @@ dev: {feed: {IN: {file: /abs/x.gz, subject: in}}}
 	if o.Partitions != 3 || o.OnError != flow.Stop || o.Delivery != flow.AtLeastOnce || o.CommitInterval != 2*time.Second {
 		t.Errorf("%+v", o)
 	}
-	if s.Source.Format != Bytes || s.Dev.Feed["IN"].File != "/abs/x.gz" {
+	if s.Sources[0].Format != Bytes || s.Dev.Feed["IN"].File != "/abs/x.gz" {
 		t.Errorf("%+v", s)
 	}
 }
@@ -128,8 +128,10 @@ func TestSpec_Hash(t *testing.T) {
 }
 
 func TestSpec_Plan(t *testing.T) {
-	for _, name := range []string{"flights", "earthquakes"} {
-		s, err := Load("../examples/" + name)
+	for name, path := range map[string]string{
+		"flights": "../examples/flights", "earthquakes": "../examples/earthquakes", "travel": "testdata/travel.yaml",
+	} {
+		s, err := Load(path)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -170,7 +172,7 @@ func checkPlan(t *testing.T, s *Spec, plan Plan) {
 	}
 	for _, step := range f.Steps() {
 		p, ok := planned[step.ID]
-		if step.Kind == "source" || step.Kind == "stop-when" {
+		if step.Kind == "source" || step.Kind == "merge" || strings.HasSuffix(step.ID, ".stop-when") || strings.HasSuffix(step.ID, ".key") {
 			continue
 		}
 		if !ok || p.Kind != step.Kind || (p.State != "") != step.Stateful || p.StateVersion != step.Version {
@@ -187,14 +189,7 @@ func TestExamples(t *testing.T) {
 			t.Fatal(err)
 		}
 		feed := s.Dev.Feed[stream]
-		f, err := s.Build()
-		if err != nil {
-			t.Fatal(err)
-		}
-		p := &player{tb: t, flow: f, router: f.Router(0)}
-		for i := range f.Options().Partitions {
-			p.tasks = append(p.tasks, f.Task(i))
-		}
+		p := playerOf(t, s)
 		lines := readLines(t, feed.File)
 		check, fed := checkFlights, lines
 		if name == "earthquakes" {
@@ -341,7 +336,7 @@ func wholeFlow(piece string) string {
 		return piece
 	}
 	whole := "flow: docs\n"
-	if !strings.Contains(piece, "source:") {
+	if !strings.Contains(piece, "source:") && !strings.Contains(piece, "sources:") {
 		whole += "source: {stream: IN}\n"
 	}
 	if strings.HasPrefix(piece, "- ") {
@@ -364,7 +359,7 @@ func wholeFlow(piece string) string {
 
 // FuzzParse reads anything. What is accepted can be built, planned and run.
 func FuzzParse(f *testing.F) {
-	for _, file := range []string{"../examples/flights/flow.yaml", "../examples/earthquakes/flow.yaml"} {
+	for _, file := range []string{"../examples/flights/flow.yaml", "../examples/earthquakes/flow.yaml", "testdata/travel.yaml"} {
 		src, err := os.ReadFile(file)
 		if err != nil {
 			f.Fatal(err)
@@ -389,19 +384,15 @@ func FuzzParse(f *testing.F) {
 			checkErrors(t, src, err)
 			return
 		}
-		fl, err := s.Build()
-		if err != nil {
+		if _, err := s.Build(); err != nil {
 			t.Fatalf("%q: %v", src, err)
 		}
 		if s.Plan().String() == "" || s.Partitions > 64 {
 			return
 		}
-		p := &player{tb: t, flow: fl, router: fl.Router(0)}
-		for i := range fl.Options().Partitions {
-			p.tasks = append(p.tasks, fl.Task(i))
-		}
-		for _, payload := range []string{`{"k":"a","v":1,"legs":[{"k":1}]}`, `{"k":null,"v":"x"}`, `[`, `{"delay":1,"origin":"ATL"}`} {
-			p.play(input{"in.a.b", 1, []byte(payload)})
+		p := playerOf(t, s)
+		for i, payload := range []string{`{"k":"a","v":1,"legs":[{"k":1}]}`, `{"k":null,"v":"x"}`, `[`, `{"delay":1,"origin":"ATL"}`} {
+			p.playFrom(i%len(p.routers), input{"in.a.b", 1, []byte(payload)})
 		}
 		p.seal()
 	})

@@ -29,6 +29,7 @@ type stepHead struct {
 	id       string
 	kind     string
 	at       position
+	idAt     position
 	stateful bool
 }
 
@@ -86,6 +87,8 @@ type toStep struct {
 	name     string
 	template *template
 	stopWhen *expression
+	// keyed is false where the records have no key.
+	keyed bool
 }
 
 var operators = []string{"filter", "map", "expand", "key", "aggregate", "dedupe", "to"}
@@ -96,11 +99,9 @@ type rawStep struct {
 	id, emit, stopWhen *field
 }
 
-func (p *specParser) parseSteps(f field) {
-	nodes, ok := p.list(f.value, "steps")
-	if !ok {
-		return
-	}
+// stepsOf reads the steps of a list.
+func (p *specParser) stepsOf(l *stepList, nodes []ast.Node) {
+	p.current = l
 	for _, n := range nodes {
 		raw, ok := p.rawStep(n)
 		if !ok {
@@ -111,22 +112,10 @@ func (p *specParser) parseSteps(f field) {
 			h.kind, h.at = raw.op.name, raw.op.at
 			h.stateful = h.kind == "aggregate" || h.kind == "dedupe"
 			if raw.id != nil {
-				h.id = p.stepID(*raw.id)
+				h.id, h.idAt = p.stepID(*raw.id)
 			}
-			p.spec.steps = append(p.spec.steps, s)
+			l.steps = append(l.steps, s)
 		}
-	}
-	p.nameSteps()
-	steps := p.spec.steps
-	switch {
-	case len(nodes) == 0:
-		p.errorf(f.at, "", "steps: there is none")
-	case len(steps) == 0:
-	case !slices.ContainsFunc(steps, func(s step) bool { return s.head().kind == "to" }):
-		p.errorf(f.at, "", "steps: none of them is a to: the results go nowhere")
-	case steps[len(steps)-1].head().kind != "to":
-		h := steps[len(steps)-1].head()
-		p.errorf(h.at, "", "the results of this %s go nowhere: the last step is a to", h.kind)
 	}
 }
 
@@ -190,49 +179,63 @@ func (p *specParser) strayFields(raw rawStep, stray []field, isStep bool) {
 
 var idRE = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$`)
 
-func (p *specParser) stepID(f field) string {
+// mergeRE is what package flow names the step that merges lists.
+var mergeRE = regexp.MustCompile(`^merge-[0-9]+$`)
+
+func (p *specParser) stepID(f field) (string, position) {
 	s, ok := p.text(f.value, "id")
 	if !ok {
-		return ""
+		return "", f.at
 	}
-	if !idRE.MatchString(s.text) {
+	switch {
+	case !idRE.MatchString(s.text):
 		p.errorf(s.start, "", "id %q: letters, digits, - and _, at most 64", s.text)
-		return ""
-	}
-	if s.text == sourceID {
+	case s.text == sourceID:
 		p.errorf(s.start, "", "id %q is that of the source", s.text)
-		return ""
+	case p.current.name != "" && mergeRE.MatchString(s.text):
+		p.errorf(s.start, "", "id %q: ids such as merge-1 are those of merged lists", s.text)
+	default:
+		return s.text, s.start
 	}
-	for _, other := range p.spec.steps {
-		if other.head().id == s.text {
-			p.errorf(s.start, "", "id %q is used twice, first for the step in line %d", s.text, other.head().at.line)
-		}
-	}
-	return s.text
+	return "", f.at
 }
 
 const sourceID = "source"
 
-// nameSteps gives the steps without an id one of their kind and a number. It
-// counts the steps of the kind, so that the name of a stateful step does not
-// change with steps of other kinds.
-func (p *specParser) nameSteps() {
-	count := map[string]int{}
-	used := map[string]*stepHead{}
-	for _, s := range p.spec.steps {
-		if h := s.head(); h.id != "" {
-			used[h.id] = h
+// nameSteps checks the ids over all lists and gives the steps without one that of
+// their list, their kind and a number. It counts the steps of the kind, so that
+// the name of a stateful step does not change with steps of other kinds or of
+// other lists.
+func (p *specParser) nameSteps(lists []*stepList) {
+	var named []*stepHead
+	for _, l := range lists {
+		for _, s := range l.steps {
+			if h := s.head(); h.id != "" {
+				named = append(named, h)
+			}
 		}
 	}
-	for _, s := range p.spec.steps {
-		h := s.head()
-		count[h.kind]++
-		if h.id != "" {
+	slices.SortFunc(named, func(a, b *stepHead) int { return a.at.compare(b.at) })
+	used := map[string]*stepHead{}
+	for _, h := range named {
+		if first := used[h.id]; first != nil {
+			p.errorf(h.idAt, "", "id %q is used twice, first for the step in line %d", h.id, first.at.line)
 			continue
 		}
-		h.id = h.kind + "-" + strconv.Itoa(count[h.kind])
-		if other := used[h.id]; other != nil {
-			p.errorf(h.at, "give this step an id too", "the step would be named %q, which is the id of the step in line %d", h.id, other.at.line)
+		used[h.id] = h
+	}
+	for _, l := range lists {
+		count := map[string]int{}
+		for _, s := range l.steps {
+			h := s.head()
+			count[h.kind]++
+			if h.id != "" {
+				continue
+			}
+			h.id = l.prefix() + h.kind + "-" + strconv.Itoa(count[h.kind])
+			if other := used[h.id]; other != nil {
+				p.errorf(h.at, "give this step an id too", "the step would be named %q, which is the id of the step in line %d", h.id, other.at.line)
+			}
 		}
 	}
 }
@@ -321,7 +324,7 @@ func (p *specParser) expandStep(f field) step {
 }
 
 func (p *specParser) keyStep(f field) step {
-	if p.scope.keyed {
+	if p.scope.keyed && !p.scope.lost {
 		p.errorf(f.at, "", "the records have a key already: a second key needs an exchange between tasks, which this version does not have")
 		return nil
 	}
@@ -335,6 +338,7 @@ func (p *specParser) keyStep(f field) step {
 			st.path = p.path(s, "key", "for an expression write {expr: '…'}", &p.scope)
 		}
 	}
+	p.checkPartitionKey(f.at, st)
 	return st
 }
 
@@ -348,8 +352,10 @@ func (p *specParser) keyForm(f field, st *keyStep) {
 			if ok && n < 1 {
 				p.errorf(p.at(form.value), "", "key.subject: tokens count from 1, this is %d", n)
 			}
-			if most := mostTokens(p.spec.Source.Subjects); ok && n > most {
-				p.errorf(p.at(form.value), "", "key.subject: the subjects of the source have at most %d tokens, this is %d", most, n)
+			for _, src := range p.scope.reads {
+				if most := mostTokens(src.Subjects); ok && n > most {
+					p.errorf(p.at(form.value), "", "key.subject: the subjects of %s have at most %d tokens, this is %d", src.title(), most, n)
+				}
 			}
 			st.token = n
 		case "expr":
@@ -490,6 +496,9 @@ func (p *specParser) dedupeStep(f field) step {
 	if !ok {
 		return nil
 	}
+	if names := p.scope.sourceNames(); len(names) > 1 {
+		p.errorf(f.at, "put a dedupe before the merge, into a list of each source", "dedupe: the records come from the sources %s, whose times do not run together", strings.Join(names, " and "))
+	}
 	st := &dedupeStep{}
 	var by, within bool
 	for _, form := range fields {
@@ -517,7 +526,7 @@ func (p *specParser) toStep(f field, stopWhen *field) step {
 	if !ok {
 		return nil
 	}
-	st := &toStep{}
+	st := &toStep{keyed: p.scope.keyed}
 	forms := map[string]field{}
 	for _, form := range fields {
 		forms[form.name] = form
@@ -561,8 +570,10 @@ func (p *specParser) toStream(f field, st *toStep, stream field, forms map[strin
 		return
 	}
 	st.template = p.template(s, "to.subject", subjectTemplate, &p.scope)
-	if src := p.spec.Source; st.template != nil && st.name == src.Stream && readsBack(src, st.template.wildcard) {
-		p.errorf(s.start, "", "to: the flow would read its own results: they go to the stream %q, which it reads", st.name)
+	for _, src := range p.spec.Sources {
+		if st.template != nil && st.name == src.Stream && readsBack(src, st.template.wildcard) {
+			p.errorf(s.start, "", "to: the flow would read its own results: they go to the stream %q, which it reads", st.name)
+		}
 	}
 }
 
