@@ -19,7 +19,7 @@ const (
 	DefaultPrefix = "control"
 	// StreamName is the control stream of the default prefix.
 	StreamName = "NATSFLOW_CONTROL"
-	// BucketName is the KV bucket of flow records, members and assignments.
+	// BucketName is the KV bucket of flow records, members, assignments and task records.
 	BucketName = "natsflow_control"
 
 	// markerTTL is how long the bucket keeps the mark of an expired key. A
@@ -51,6 +51,11 @@ type Config struct {
 	// Instance tells this process from others of the same name and must be
 	// unique. Defaults to a new UUID for every Join.
 	Instance string
+	// Tasks are the names of all tasks of the flow: tokens of [A-Za-z0-9_-]
+	// separated by dots. Required for Join, and the same in all processes.
+	Tasks []string
+	// Hash identifies the definition that this process runs; see [Definition].
+	Hash string
 }
 
 func (c Config) withDefaults() Config {
@@ -89,8 +94,50 @@ func (c Config) validate() error {
 
 // ValidName returns an error unless name can be the name of a member.
 func ValidName(name string) error {
-	if len(name) > 100 || !regexp.MustCompile(`^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$`).MatchString(name) {
-		return fmt.Errorf("name %q: must be letters, digits, _, - and single dots between them, at most 100 bytes", name)
+	if !isName(name) {
+		return fmt.Errorf("name %q: must be letters, digits, _, - and single dots between them, at most %d bytes", name, maxName)
+	}
+	return nil
+}
+
+// ValidTask returns an error unless task can be the name of a task.
+func ValidTask(task string) error {
+	if !isName(task) {
+		return fmt.Errorf("task %q: must be letters, digits, _, - and single dots between them, at most %d bytes", task, maxName)
+	}
+	return nil
+}
+
+// maxName bounds the names of members and tasks, in bytes.
+const maxName = 100
+
+// isName reports whether s can end a key of the bucket: non-empty tokens of
+// [A-Za-z0-9_-] separated by dots.
+func isName(s string) bool {
+	if len(s) > maxName {
+		return false
+	}
+	for token := range strings.SplitSeq(s, ".") {
+		if token == "" || strings.ContainsFunc(token, func(r rune) bool {
+			return r != '_' && r != '-' && (r < '0' || r > '9') && (r < 'A' || r > 'Z') && (r < 'a' || r > 'z')
+		}) {
+			return false
+		}
+	}
+	return true
+}
+
+func validTasks(tasks []string) error {
+	if len(tasks) == 0 {
+		return errors.New("no tasks: a member must know the tasks of its flow")
+	}
+	for _, task := range tasks {
+		if err := ValidTask(task); err != nil {
+			return err
+		}
+	}
+	if len(sortedSet(tasks)) != len(tasks) {
+		return fmt.Errorf("tasks %s: one is there twice", strings.Join(tasks, " "))
 	}
 	return nil
 }

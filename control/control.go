@@ -47,7 +47,7 @@ func Open(ctx context.Context, cfg Config) (*Control, error) {
 	err := retry(ctx, c.log, "open the control bucket", func() (err error) {
 		c.bucket, err = cfg.Conn.EnsureBucket(ctx, bus.BucketConfig{
 			Name: BucketName, Replicas: cfg.Replicas, MarkerTTL: markerTTL,
-			Description: "natsflow: flow records, members, assignments",
+			Description: "natsflow: flow records, members, assignments, tasks",
 		})
 		return err
 	})
@@ -171,10 +171,14 @@ func apply(rec Record, fn func(Record) (Record, error)) (Record, bool, error) {
 }
 
 // Define creates the record of a flow or checks it against the definition and
-// takes over what may change. Errors: ErrDefinition, ErrSourceRecreated.
+// takes over what may change. Errors: ErrDefinition, also while another member runs
+// another definition or a drain is under way with one; ErrSourceRecreated.
 // Commands that were published before a flow was created do not affect it.
 func (c *Control) Define(ctx context.Context, def Definition) (Record, error) {
 	if err := def.validate(); err != nil {
+		return Record{}, fmt.Errorf("define flow %s: %w", c.cfg.Flow, err)
+	}
+	if err := c.agree(ctx, def); err != nil {
 		return Record{}, fmt.Errorf("define flow %s: %w", c.cfg.Flow, err)
 	}
 	tries := backoff{log: c.log, what: "define the flow"}
@@ -204,6 +208,20 @@ func (c *Control) Define(ctx context.Context, def Definition) (Record, error) {
 			return Record{}, fmt.Errorf("define flow %s: %w", c.cfg.Flow, err)
 		}
 	}
+}
+
+// agree checks the definition against those of the live members. Two processes may
+// both find nobody; of those the assignment lets one run, see rebalanced.
+func (c *Control) agree(ctx context.Context, def Definition) error {
+	var members []MemberInfo
+	err := retry(ctx, c.log, "list members", func() (err error) {
+		members, err = c.live(ctx)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("list members: %w", err)
+	}
+	return def.agrees(c.cfg.Flow, c.cfg.Name, members)
 }
 
 func (c *Control) create(ctx context.Context, rec Record) (Record, error) {
@@ -277,6 +295,15 @@ func (c *Control) Resume(ctx context.Context, reason string) (Record, error) {
 // command for one flow is refused when there is no such flow (ErrNoFlow) or it
 // listens elsewhere (ErrPrefix): nobody would ever look at it.
 func (c *Control) Send(ctx context.Context, cmd Command) (uint64, error) {
+	// One id for all tries: a try of which the outcome is unknown may have been
+	// stored, and "drain" twice around a "resume" would not be the same as once.
+	return c.SendOnce(ctx, uuid.NewString(), cmd)
+}
+
+// SendOnce is [Control.Send] for a command that several processes send, each for
+// all: the control stream keeps the first one with an id, for its duplicate window
+// (two minutes as natsflow creates it), and all get the sequence of that one.
+func (c *Control) SendOnce(ctx context.Context, id string, cmd Command) (uint64, error) {
 	cmd = cmd.withDefaults()
 	if err := cmd.Validate(); err != nil {
 		return 0, fmt.Errorf("send a command: %w", err)
@@ -292,9 +319,7 @@ func (c *Control) Send(ctx context.Context, cmd Command) (uint64, error) {
 			return 0, fmt.Errorf("send a command: %w: flow %s listens on %s.>, not on %s.>", ErrPrefix, cmd.Flow, rec.Control.Prefix, c.cfg.Prefix)
 		}
 	}
-	// One id for all tries: a try of which the outcome is unknown may have been
-	// stored, and "drain" twice around a "resume" would not be the same as once.
-	header := map[string]string{"Nats-Msg-Id": uuid.NewString()}
+	header := map[string]string{"Nats-Msg-Id": id}
 	var seq uint64
 	err := retry(ctx, c.log, "send a command", func() (err error) {
 		seq, err = c.cfg.Conn.Publish(ctx, cmd.Subject(c.cfg.Prefix), header, cmd.Body())

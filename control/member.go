@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -20,40 +19,21 @@ var (
 	// ErrReplaced says that another process joined under the same name. The older one
 	// must stop.
 	ErrReplaced = errors.New("another process took the name")
-	// ErrLeaseLost says that the lease could not be renewed in time, or another process
-	// took over. The caller stops its work and may join again.
+	// ErrLeaseLost says that the lease could not be renewed in time, so that others may
+	// take its tasks. The caller stops its work and may join again.
 	ErrLeaseLost = errors.New("the lease is lost")
 )
-
-// MemberInfo is what a member tells of itself, stored with its lease.
-type MemberInfo struct {
-	Name     string    `json:"name"`
-	Instance string    `json:"instance"`
-	Host     string    `json:"host,omitempty"`
-	PID      int       `json:"pid,omitempty"`
-	Started  time.Time `json:"started"`
-	// TTL is that of the lease on the server, in nanoseconds in JSON.
-	TTL time.Duration `json:"ttl_ns"`
-	// Status is the member's own; see [Member.SetStatus].
-	Status json.RawMessage `json:"status,omitempty"`
-
-	// Renewed is the server's time of the last renewal, Age how long ago that is
-	// by the clock of this process (never below 0), and Active whether the flow
-	// is assigned to this instance. Only [Control.Members] sets them.
-	Renewed time.Time     `json:"-"`
-	Age     time.Duration `json:"-"`
-	Active  bool          `json:"-"`
-}
 
 // JoinOption is an option of Join.
 type JoinOption interface{ join(*Member) }
 
-// WithSameName says what to do when a process under the same name was active, has
+// WithSameName says what to do when a process under the same name held tasks, has
 // been replaced and may not have noticed yet (or is frozen).
 type WithSameName struct {
 	// Immediate vouches for it that whatever the former process still publishes
-	// is refused, because every sink has a fence subject: the flow may be taken
-	// over at once. Without it Active waits until the former lease has run out.
+	// is refused, because every sink has a fence subject: its tasks may be taken
+	// over at once. Without it Acquire has them wait until the former lease has run
+	// out.
 	Immediate bool
 }
 
@@ -69,30 +49,41 @@ type Member struct {
 	joined uint64
 	// heldUntil is when the process of our name that we replaced cannot trust its
 	// lease any more. Ours must not end before that (so info.TTL is not less than
-	// the former one's): a third process starts as soon as ours is gone.
+	// the former one's): others take tasks as soon as ours is gone.
 	heldUntil time.Time
 	lease     *lease
-	active    chan struct{}
 	kick      chan struct{} // capacity 1: write the status soon
-	looks     chan struct{} // capacity 1: something changed, look at the assignment
+	urgent    chan struct{} // capacity 1: renew at once
+	looks     chan struct{} // capacity 1: something changed, look at everything
+	checks    chan struct{} // capacity 1: there may be something to tidy
 
 	mu      sync.Mutex
 	info    MemberInfo
 	stop    context.CancelCauseFunc // of Run, nil before it
 	stopped chan struct{}           // closed when Run has returned
 	left    bool
+	// said counts what Tell and Yield changed in info, and acked is how much of
+	// that the server has. heard is closed and renewed when acked rises.
+	said, acked uint64
+	heard       chan struct{}
+	// seen is the revision of the assignment that wanted and neighbour are of.
+	// wanted is nil until an assignment has this member.
+	seen      uint64
+	wanted    []string
+	rewanted  chan struct{} // closed and renewed when wanted changes
+	ring      int           // how many members the assignment has
+	neighbour string
+	rewatch   context.CancelCauseFunc // of the watch, nil when there is none
+	// claims are the tasks that are being acquired, and those of which that had an
+	// unknown end, so that the record may come to name us without anybody knowing.
+	claims map[string]claimNote
 
 	// rev is the sequence of our entry. Run's goroutine has it while Run runs,
 	// Leave's after that.
 	rev uint64
 	// wrote is when the last renewal was started.
 	wrote time.Time
-	// said is what was logged last about the assignment.
-	said string
 }
-
-func memberKey(flow, name string) string { return flow + ".member." + name }
-func assignmentKey(flow string) string   { return flow + ".assignment" }
 
 // Join takes a lease under the configured name. When another process has it, this
 // one takes it over; the older finds out at its next look and ends with
@@ -101,12 +92,17 @@ func (c *Control) Join(ctx context.Context, opts ...JoinOption) (*Member, error)
 	if c.cfg.Flow == "" {
 		return nil, fmt.Errorf("join: %w: no flow was named", ErrNoFlow)
 	}
+	if err := validTasks(c.cfg.Tasks); err != nil {
+		return nil, fmt.Errorf("join flow %s: %w", c.cfg.Flow, err)
+	}
 	m := &Member{
 		c: c, key: memberKey(c.cfg.Flow, c.cfg.Name),
-		active: make(chan struct{}), kick: make(chan struct{}, 1), looks: make(chan struct{}, 1),
-		stopped: make(chan struct{}),
+		kick: make(chan struct{}, 1), urgent: make(chan struct{}, 1), looks: make(chan struct{}, 1), checks: make(chan struct{}, 1),
+		stopped: make(chan struct{}), heard: make(chan struct{}), rewanted: make(chan struct{}),
+		claims: make(map[string]claimNote),
 		info: MemberInfo{
 			Name: c.cfg.Name, Instance: c.cfg.Instance, Host: hostname(), PID: os.Getpid(), Started: time.Now().UTC(),
+			Hash: c.cfg.Hash,
 		},
 	}
 	if m.info.Instance == "" {
@@ -144,6 +140,7 @@ func (m *Member) join(ctx context.Context) error {
 		m.info.TTL = roundUpSecond(max(m.c.cfg.LeaseTTL, m.info.TTL, old.TTL))
 		m.heldUntil = time.Now().Add(old.TTL)
 	}
+	m.info.Settled = m.immediate || m.heldUntil.IsZero()
 	value, err := json.Marshal(m.info)
 	if err != nil {
 		return err
@@ -199,9 +196,15 @@ func (m *Member) Instance() string {
 // before each write to the network. Once Run has ended it is false for ever.
 func (m *Member) Trusted() bool { return m.lease.trusted(time.Now()) }
 
-// Active is closed when the flow is assigned to this instance and it may start.
-// Whether it still is then, Trusted and Run's return say.
-func (m *Member) Active() <-chan struct{} { return m.active }
+// Wanted returns the tasks that the flow's assignment gives to this member, in
+// order, and a channel that is closed when that changes. nil is "not known yet",
+// before the first look; known and none is not nil. It is what to try to acquire
+// and, if it is missing here, to release, not a permission.
+func (m *Member) Wanted() ([]string, <-chan struct{}) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Clone(m.wanted), m.rewanted
+}
 
 // SetStatus sets what the member tells of itself, with the next renewal. status
 // must be valid JSON and is kept.
@@ -214,19 +217,77 @@ func (m *Member) SetStatus(status json.RawMessage) {
 // PushStatus sends the status that was set last without waiting for the next
 // renewal, at most every 200 ms.
 func (m *Member) PushStatus() {
+	poke(m.kick)
+}
+
+// Tell stores what the member says of its stop for a cut with its lease, and
+// returns when the server has it: whoever lists the members after that sees it.
+// nil takes it back. It needs Run to be running and waits as long as the lease can
+// be renewed; ErrLeaseLost when Run has ended.
+func (m *Member) Tell(ctx context.Context, s *Stopped) error {
+	if err := m.tell(ctx, func(info *MemberInfo) { info.Stopped = s }); err != nil {
+		return fmt.Errorf("tell of the stop: %w", err)
+	}
+	return nil
+}
+
+// Yield takes this member out of the assignment while it still has its lease and
+// holds its tasks, so that its successors know what they will get while the tasks
+// are being released. It is assigned nothing until it joins again. It needs Run to
+// be running; ErrLeaseLost when that has ended.
+func (m *Member) Yield(ctx context.Context) error {
+	// The entry first: whoever computes the assignment after that leaves us out.
+	err := m.tell(ctx, func(info *MemberInfo) { info.Leaving = true })
+	if err == nil {
+		err = retry(ctx, m.c.log, "yield", func() error { return m.look(ctx) })
+	}
+	if err != nil {
+		return fmt.Errorf("yield: %w", err)
+	}
+	return nil
+}
+
+// tell changes our entry and waits until the server has it.
+func (m *Member) tell(ctx context.Context, change func(*MemberInfo)) error {
+	m.mu.Lock()
+	change(&m.info)
+	m.said++
+	said := m.said
+	m.mu.Unlock()
+	poke(m.urgent)
+	for {
+		m.mu.Lock()
+		acked, heard := m.acked, m.heard
+		m.mu.Unlock()
+		if acked >= said {
+			return nil
+		}
+		select {
+		case <-heard:
+		case <-m.stopped:
+			return fmt.Errorf("%w: it is not renewed any more", ErrLeaseLost)
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// poke leaves a note in a channel of capacity 1, if there is none yet.
+func poke(ch chan<- struct{}) {
 	select {
-	case m.kick <- struct{}{}:
+	case ch <- struct{}{}:
 	default:
 	}
 }
 
 // Leave gives up the lease: Trusted becomes false, Run returns nil, and only then
-// the lease is removed, so that a successor takes over at once. The caller has
-// stopped its work before. It does nothing when another process has the name.
+// the lease is removed. The caller has released its tasks before; those that it
+// did not release are free when the lease is gone, as after a death. It does
+// nothing when another process has the name.
 func (m *Member) Leave(ctx context.Context) error {
 	m.lease.end()
 	m.mu.Lock()
-	m.left = true
+	m.left, m.info.Leaving = true, true
 	stop := m.stop
 	m.mu.Unlock()
 	if stop != nil {
@@ -237,8 +298,9 @@ func (m *Member) Leave(ctx context.Context) error {
 			return fmt.Errorf("leave: %w", context.Cause(ctx))
 		}
 	}
+	m.withdraw(ctx)
 	if time.Now().Before(m.heldUntil) {
-		// Whoever sees our lease gone starts at once, but the process that we
+		// Whoever sees our lease gone takes tasks at once, but the process that we
 		// replaced may still trust its own. Ours outlasts that one: let it run out.
 		return nil
 	}
@@ -247,6 +309,16 @@ func (m *Member) Leave(ctx context.Context) error {
 		return fmt.Errorf("leave: %w", err)
 	}
 	return nil
+}
+
+// withdraw makes one try to leave the assignment, so that the others take over at
+// once and need not be told that our lease is gone.
+func (m *Member) withdraw(ctx context.Context) {
+	try, cancel := context.WithTimeout(ctx, m.c.cfg.LeaseTTL/4)
+	defer cancel()
+	if err := m.look(try); err != nil {
+		m.c.log.DebugContext(ctx, "leave the assignment", "err", err)
+	}
 }
 
 func (m *Member) deleteKey(ctx context.Context) error {
@@ -276,45 +348,4 @@ func (m *Member) readOwn(ctx context.Context) (bus.Item, bool, error) {
 func (m *Member) isOwn(value []byte) bool {
 	var info MemberInfo
 	return json.Unmarshal(value, &info) == nil && info.Instance == m.Instance()
-}
-
-// Members lists the members of the flow by name, and its assignment (zero when
-// there is none).
-func (c *Control) Members(ctx context.Context) ([]MemberInfo, Assignment, error) {
-	assigned, _, err := c.readAssignment(ctx)
-	if err != nil && !errors.Is(err, bus.ErrNotFound) {
-		return nil, assigned, fmt.Errorf("list members: %w", err)
-	}
-	items, err := c.bucket.List(ctx, memberKey(c.cfg.Flow, ">"))
-	if err != nil {
-		return nil, assigned, fmt.Errorf("list members: %w", err)
-	}
-	var members []MemberInfo
-	for _, item := range items {
-		if item.Deleted {
-			continue
-		}
-		var info MemberInfo
-		if err := json.Unmarshal(item.Value, &info); err != nil {
-			return nil, assigned, fmt.Errorf("list members: key %s: %w: %w", item.Key, ErrRecord, err)
-		}
-		info.Renewed, info.Age = item.Time, max(0, time.Since(item.Time))
-		info.Active = info.Name == assigned.Owner && info.Instance == assigned.Instance
-		members = append(members, info)
-	}
-	slices.SortFunc(members, func(a, b MemberInfo) int { return strings.Compare(a.Name, b.Name) })
-	return members, assigned, nil
-}
-
-// readAssignment returns the assignment and its revision, or bus.ErrNotFound.
-func (c *Control) readAssignment(ctx context.Context) (Assignment, uint64, error) {
-	item, err := c.bucket.Get(ctx, assignmentKey(c.cfg.Flow))
-	if err != nil {
-		return Assignment{}, 0, err
-	}
-	var a Assignment
-	if err := json.Unmarshal(item.Value, &a); err != nil || a.Owner == "" || a.Instance == "" {
-		return Assignment{}, 0, fmt.Errorf("key %s of bucket %s: %w: %w", item.Key, BucketName, ErrRecord, err)
-	}
-	return a, item.Seq, nil
 }

@@ -5,316 +5,312 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math/rand/v2"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"natsflow/bus"
-	"natsflow/testenv"
 )
 
-// process is a member that runs, as a worker has one.
-type process struct {
-	s    *site
-	c    *Control
-	m    *Member
-	link *testenv.Link
-	done chan error
-	stop context.CancelFunc
-}
-
-// join starts a process under a name, on a link of its own.
-func (s *site) join(name string, opts ...JoinOption) *process {
-	s.t.Helper()
-	link := testenv.NewLink(s.t)
-	c := s.open(s.linked(link), named(name))
-	m, err := c.Join(s.ctx, opts...)
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	ctx, stop := context.WithCancel(s.ctx)
-	p := &process{s: s, c: c, m: m, link: link, done: make(chan error, 1), stop: stop}
-	go func() {
-		p.done <- m.Run(ctx)
-		close(p.done)
-	}()
-	s.t.Cleanup(func() {
-		stop()
-		for range p.done {
-		}
-	})
-	return p
-}
-
-func (p *process) isActive() bool { return p.m.isActive() && p.m.Trusted() }
-
-// wantActive waits until p is active, at least and at most for a time.
-func (p *process) wantActive(least, most time.Duration) {
-	p.s.t.Helper()
-	start := time.Now()
-	select {
-	case <-p.m.Active():
-	case err := <-p.done:
-		p.s.t.Fatalf("%s ended: %v", p.m.Name(), err)
-	case <-time.After(most):
-		p.s.t.Fatalf("%s is not active after %v", p.m.Name(), most)
-	}
-	if took := time.Since(start); took < least {
-		p.s.t.Errorf("%s was active after %v, expected %v to %v", p.m.Name(), took, least, most)
-	}
-	if !p.m.Trusted() {
-		p.s.t.Errorf("%s is active and not trusted", p.m.Name())
-	}
-}
-
-func (p *process) wantStandBy(d time.Duration) {
-	p.s.t.Helper()
-	select {
-	case <-p.m.Active():
-		p.s.t.Fatalf("%s is active", p.m.Name())
-	case err := <-p.done:
-		p.s.t.Fatalf("%s ended: %v", p.m.Name(), err)
-	case <-time.After(d):
-	}
-	if !p.m.Trusted() {
-		p.s.t.Errorf("%s is not trusted", p.m.Name())
-	}
-}
-
-func (p *process) wantEnd(want error) error {
-	p.s.t.Helper()
-	err := p.ended()
-	if !errors.Is(err, want) {
-		p.s.t.Errorf("%s ended with %v, want %v", p.m.Name(), err, want)
-	}
-	return err
-}
-
-// ended waits for the end of Run.
-func (p *process) ended() error {
-	p.s.t.Helper()
-	select {
-	case err := <-p.done:
-		if p.m.Trusted() {
-			p.s.t.Errorf("%s ended and is trusted", p.m.Name())
-		}
-		return err
-	case <-time.After(time.Minute):
-		p.s.t.Fatalf("%s did not end", p.m.Name())
-		return nil
-	}
-}
-
-func (p *process) leave() {
-	p.s.t.Helper()
-	if err := p.m.Leave(p.s.ctx); err != nil {
-		p.s.t.Error(err)
-	}
-	p.wantEnd(nil)
-}
-
-// freeze keeps everything of p off the network, both ways; release lets it all
-// pass, late.
-func (p *process) freeze() {
-	p.link.Hold(testenv.ToServer)
-	p.link.Hold(testenv.ToClient)
-}
-
-func (p *process) release() {
-	p.link.Release(testenv.ToServer)
-	p.link.Release(testenv.ToClient)
-}
-
-const (
-	ttl  = defaultLeaseTTL
-	soon = 200 * time.Millisecond
-)
-
-func TestMember_leave(t *testing.T) {
+func TestMember_join(t *testing.T) {
 	bubble(t, func(s *site) {
 		a := s.join("a")
-		a.wantActive(0, soon)
+		s.wantShared(0, soon, group(a))
+		time.Sleep(time.Minute)
+		had := a.holds()
 		b := s.join("b")
-		b.wantStandBy(10 * time.Minute)
-		list, assigned, err := b.c.Members(s.ctx)
-		if err != nil || len(list) != 2 || list[0].Name != "a" || !list[0].Active || list[1].Active || assigned.Owner != "a" || assigned.Generation != 1 {
-			t.Errorf("members %+v, %+v, %v", list, assigned, err)
+		s.wantShared(0, time.Second, group(a, b))
+		if kept := a.holds(); len(kept) != 4 || slices.ContainsFunc(kept, func(task string) bool { return !slices.Contains(had, task) }) {
+			t.Errorf("a has %v of %v", kept, had)
 		}
-		for _, m := range list {
-			if m.Age > ttl || m.TTL != ttl || m.PID == 0 || m.Host == "" {
+		time.Sleep(time.Minute)
+		hadA, hadB, revs := a.holds(), b.holds(), s.revisions(a.c)
+		c := s.join("c")
+		s.wantShared(0, time.Second, group(a, b, c))
+		if !containsAll(hadA, a.holds()) || !containsAll(hadB, b.holds()) {
+			t.Errorf("a %v of %v, b %v of %v", a.holds(), hadA, b.holds(), hadB)
+		}
+		// Only what c has moved: it was released, and taken.
+		moved := 0
+		for key, rev := range s.revisions(a.c) {
+			task, isTask := strings.CutPrefix(key, "f.task.")
+			if isTask && rev != revs[key] {
+				moved++
+				if !c.has(task) {
+					t.Errorf("task %s was written", task)
+				}
+			}
+		}
+		if moved != 2 {
+			t.Errorf("%d tasks moved, want 2", moved)
+		}
+		s.wantStays(10*time.Minute, eight(), a, b, c)
+
+		list, assigned, err := b.c.Members(s.ctx)
+		if err != nil || len(list) != 3 {
+			t.Fatalf("members %+v, %v", list, err)
+		}
+		for i, p := range group(a, b, c) {
+			m := list[i]
+			if m.Name != p.m.Name() || !slices.Equal(m.Tasks, p.holds()) || !slices.Equal(m.Tasks, assigned.Owners[m.Name]) {
+				t.Errorf("member %+v, assigned %v", m, assigned)
+			}
+			if m.Age > ttl || m.TTL != ttl || m.PID == 0 || m.Host == "" || m.Hash != "h1" || !m.Settled || m.Leaving {
 				t.Errorf("member %+v", m)
 			}
 		}
-		a.leave()
-		b.wantActive(0, soon)
-		// The name is free again; its next process stands by.
-		a = s.join("a")
-		a.wantStandBy(time.Minute)
-		b.leave()
-		a.wantActive(0, soon)
-		if _, assigned, _ = a.c.Members(s.ctx); assigned.Generation != 3 || assigned.Instance != a.m.Instance() {
+		if assigned.Generation != 3 {
 			t.Errorf("assignment %+v", assigned)
 		}
-		if n := s.log.count("standing by"); n != 2 {
-			t.Errorf("%d lines about standing by", n)
+	})
+}
+
+func containsAll(all, some []string) bool {
+	return !slices.ContainsFunc(some, func(x string) bool { return !slices.Contains(all, x) })
+}
+
+func TestMember_leave(t *testing.T) {
+	bubble(t, func(s *site) {
+		a, b, c := s.join("a"), s.join("b"), s.join("c")
+		s.wantShared(0, time.Second, group(a, b, c))
+		time.Sleep(time.Minute)
+		a.leave()
+		s.wantShared(0, soon, group(b, c), a)
+		b.leave()
+		s.wantShared(0, soon, group(c), a, b)
+		// The names are free again.
+		a = s.join("a")
+		s.wantShared(0, time.Second, group(a, c))
+		c.leave()
+		s.wantShared(0, soon, group(a), c)
+		a.leave()
+		// Nobody is there, and the next one begins at once.
+		time.Sleep(time.Minute)
+		b = s.join("b")
+		s.wantShared(0, soon, group(b))
+	})
+}
+
+// TestMember_yield: the others know at once what they will get, and get it when it
+// is released.
+func TestMember_yield(t *testing.T) {
+	bubble(t, func(s *site) {
+		a, b, c := s.join("a"), s.join("b"), s.join("c")
+		s.wantShared(0, time.Second, group(a, b, c))
+		time.Sleep(time.Minute)
+		had := a.holds()
+		// A worker that has to finish what it does before it can release.
+		a.mu.Lock()
+		a.passive = true
+		a.mu.Unlock()
+		_, changed := a.m.Wanted()
+		if err := a.m.Yield(s.ctx); err != nil {
+			t.Fatal(err)
 		}
+		<-changed
+		if wanted, _ := a.m.Wanted(); wanted == nil || len(wanted) != 0 {
+			t.Errorf("wanted %v", wanted)
+		}
+		time.Sleep(10 * time.Millisecond)
+		var wanted []string
+		for _, p := range group(b, c) {
+			of, _ := p.m.Wanted()
+			wanted = append(wanted, of...)
+		}
+		if !slices.Equal(sortedSet(wanted), eight()) {
+			t.Errorf("assigned to the others: %v", wanted)
+		}
+		if !a.m.Trusted() {
+			t.Error("not trusted")
+		}
+		s.wantShared(0, soon, group(b, c), a)
+		if len(a.holds()) != 0 {
+			t.Errorf("holds %v of %v", a.holds(), had)
+		}
+		// It is not assigned anything any more, whatever the others do.
+		d := s.join("d")
+		s.wantShared(0, time.Second, group(b, c, d), a)
+		s.wantStays(5*time.Minute, eight(), b, c, d)
+		list, assigned, err := b.c.Members(s.ctx)
+		if err != nil || len(list) != 4 || !list[0].Leaving || len(assigned.Owners) != 3 {
+			t.Errorf("members %+v, %+v, %v", list, assigned, err)
+		}
+		a.leave()
+		s.wantStays(time.Minute, eight(), b, c, d)
+		if err := a.m.Yield(s.ctx); !errors.Is(err, ErrLeaseLost) {
+			t.Errorf("error %v", err)
+		}
+	})
+}
+
+// TestMember_yieldAll: all of them leave at once, as at the end of a deployment.
+func TestMember_yieldAll(t *testing.T) {
+	bubble(t, func(s *site) {
+		var all []*process
+		for i := range 8 {
+			all = append(all, s.join(fmt.Sprint("w", i)))
+		}
+		s.wantShared(0, 2*time.Second, all)
+		time.Sleep(time.Minute)
+		start := time.Now()
+		var wg sync.WaitGroup
+		for _, p := range all {
+			wg.Go(func() {
+				if err := p.m.Yield(s.ctx); err != nil {
+					t.Error(err)
+				}
+				if err := p.shut(s.ctx); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		if took := time.Since(start); took > time.Second {
+			t.Errorf("took %v", took)
+		}
+		tasks, err := all[0].c.Tasks(s.ctx)
+		if err != nil || len(tasks) != 8 {
+			t.Fatalf("tasks %v, %v", tasks, err)
+		}
+		for task, rec := range tasks {
+			if !rec.Free() {
+				t.Errorf("task %s: %+v", task, rec)
+			}
+		}
+		// They take nothing back: a freed task is not wanted by who leaves.
+		if list, assigned, err := all[0].c.Members(s.ctx); err != nil || len(list) != 0 || len(assigned.Owners) != 0 {
+			t.Errorf("members %v, %v, %v", list, assigned, err)
+		}
+	})
+}
+
+func TestMember_moreThanTasks(t *testing.T) {
+	bubble(t, func(s *site) {
+		few := func(name string) *process {
+			return s.joinWith(func(c *Config) { c.Tasks = taskNames(1, 2); joining(name)(c) }, nil)
+		}
+		tasks := taskNames(1, 2)
+		a, b, c := few("a"), few("b"), few("c")
+		s.wantSharedTasks(0, time.Second, tasks, group(a, b, c))
+		s.wantStays(10*time.Minute, tasks, a, b, c)
+		idle := group(a, b, c)[slices.IndexFunc(group(a, b, c), func(p *process) bool { return len(p.holds()) == 0 })]
+		if wanted, _ := idle.m.Wanted(); wanted == nil || len(wanted) != 0 {
+			t.Errorf("wanted %#v", wanted)
+		}
+		if n := s.log.count("standing by"); n == 0 {
+			t.Error("no line about standing by")
+		}
+		// One that stands by takes over.
+		dead := group(a, b, c)[slices.IndexFunc(group(a, b, c), func(p *process) bool { return len(p.holds()) > 0 })]
+		dead.kill()
+		rest := slices.DeleteFunc(group(a, b, c), func(p *process) bool { return p == dead })
+		s.wantSharedTasks(ttl/2, ttl+time.Second, tasks, rest, dead)
 	})
 }
 
 func TestMember_dies(t *testing.T) {
 	bubble(t, func(s *site) {
 		a := s.join("a")
-		a.wantActive(0, soon)
+		s.wantShared(0, soon, group(a))
 		b := s.join("b")
-		b.wantStandBy(time.Minute + ttl/7)
-		a.c.cfg.Conn.Abort()
-		b.wantActive(ttl/2, ttl+soon)
+		c := s.join("c")
+		s.wantShared(0, time.Second, group(a, b, c))
+		time.Sleep(time.Minute + ttl/7)
+		a.kill()
+		s.wantShared(ttl/2, ttl+time.Second, group(b, c), a)
 		if a.m.Trusted() {
 			t.Error("trusted at the time of the take-over")
 		}
 		if err := a.ended(); err == nil {
 			t.Error("ended without an error")
 		}
+		s.wantStays(5*time.Minute, eight(), b, c)
 	})
 }
 
-// TestMember_frozen freezes the active process at every tenth of a renewal's
-// interval, and has all it had sent arrive late.
-func TestMember_frozen(t *testing.T) {
-	for i := range 10 {
-		t.Run(fmt.Sprint(i), func(t *testing.T) {
+// TestMember_neighboursDie kills any two, or all but one, of five at the same time.
+func TestMember_neighboursDie(t *testing.T) {
+	for _, dead := range [][]int{{0, 1}, {1, 2}, {4, 0}, {0, 2}, {1, 2, 3}, {0, 1, 2, 3}} {
+		t.Run(fmt.Sprint(dead), func(t *testing.T) {
 			bubble(t, func(s *site) {
-				a := s.join("a")
-				a.wantActive(0, soon)
-				b := s.join("b")
-				b.wantStandBy(time.Minute + time.Duration(i)*ttl/30)
-				a.freeze()
-				b.wantActive(ttl/2, ttl+soon)
-				if a.isActive() {
-					t.Error("two are active")
+				var all, rest, gone []*process
+				for i := range 5 {
+					all = append(all, s.join(fmt.Sprint("w", i)))
 				}
-				a.release()
-				a.wantEnd(ErrLeaseLost)
-				b.wantStays(10 * time.Second)
+				s.wantShared(0, time.Second, all)
+				time.Sleep(time.Minute)
+				for i, p := range all {
+					if slices.Contains(dead, i) {
+						p.kill()
+						gone = append(gone, p)
+					} else {
+						rest = append(rest, p)
+					}
+				}
+				s.wantShared(ttl/2, ttl+time.Second, rest, gone...)
+				s.wantStays(5*time.Minute, eight(), rest...)
 			})
 		})
 	}
 }
 
-// wantStays checks that p stays active.
-func (p *process) wantStays(d time.Duration) {
-	p.s.t.Helper()
-	select {
-	case err := <-p.done:
-		p.s.t.Fatalf("%s ended: %v", p.m.Name(), err)
-	case <-time.After(d):
-	}
-	if !p.isActive() {
-		p.s.t.Errorf("%s is not active any more", p.m.Name())
-	}
+func TestMember_allDie(t *testing.T) {
+	bubble(t, func(s *site) {
+		a, b := s.join("a"), s.join("b")
+		s.wantShared(0, time.Second, group(a, b))
+		time.Sleep(time.Minute)
+		a.kill()
+		b.kill()
+		// One of them is restarted at once under its name, another under a new one.
+		a2, c := s.join("a"), s.join("c")
+		s.wantShared(ttl/2, ttl+time.Second, group(a2, c), a, b)
+		a2.kill()
+		c.kill()
+		time.Sleep(time.Hour)
+		d := s.join("d")
+		s.wantShared(0, soon, group(d), a2, c)
+	})
 }
 
-func TestMember_sameName(t *testing.T) {
-	t.Run("alive", func(t *testing.T) {
-		bubble(t, func(s *site) {
-			old := s.join("a")
-			old.wantActive(0, soon)
-			other := s.join("b")
-			time.Sleep(time.Minute)
-			young := s.join("a")
-			err := old.wantEnd(ErrReplaced)
-			if !strings.Contains(err.Error(), "process id") {
-				t.Errorf("error %v", err)
-			}
-			// It does not know that the older one has stopped.
-			young.wantActive(ttl/2, ttl)
-			other.wantStandBy(time.Minute)
-			if err := old.m.Leave(s.ctx); err != nil {
-				t.Error(err)
-			}
-			young.wantStays(time.Minute)
+// TestMember_frozen freezes a process at every tenth of a renewal's interval, and
+// has all it had sent arrive late.
+func TestMember_frozen(t *testing.T) {
+	for i := range 10 {
+		t.Run(fmt.Sprint(i), func(t *testing.T) {
+			bubble(t, func(s *site) {
+				a := s.join("a")
+				s.wantShared(0, soon, group(a))
+				b := s.join("b")
+				s.wantShared(0, time.Second, group(a, b))
+				time.Sleep(time.Minute + time.Duration(i)*ttl/30)
+				a.freeze()
+				s.wantShared(ttl/2, ttl+time.Second, group(b), a)
+				if a.m.Trusted() {
+					t.Error("trusted")
+				}
+				a.thaw()
+				a.wantEnd(ErrLeaseLost)
+				s.wantStays(10*time.Second, eight(), b)
+			})
 		})
-	})
-	t.Run("alive, immediate", func(t *testing.T) {
-		bubble(t, func(s *site) {
-			old := s.join("a")
-			old.wantActive(0, soon)
-			young := s.join("a", WithSameName{Immediate: true})
-			young.wantActive(0, soon)
-			old.wantEnd(ErrReplaced)
-		})
-	})
-	t.Run("standing by", func(t *testing.T) {
-		bubble(t, func(s *site) {
-			owner := s.join("b")
-			owner.wantActive(0, soon)
-			old := s.join("a")
-			young := s.join("a")
-			old.wantEnd(ErrReplaced)
-			young.wantStandBy(time.Minute)
-			owner.leave()
-			young.wantActive(0, soon)
-		})
-	})
-	t.Run("dead", func(t *testing.T) {
-		bubble(t, func(s *site) {
-			old := s.join("a")
-			old.wantActive(0, soon)
-			old.c.cfg.Conn.Abort()
-			time.Sleep(2 * ttl)
-			young := s.join("a")
-			young.wantActive(0, soon)
-		})
-	})
-	t.Run("frozen", func(t *testing.T) {
-		bubble(t, func(s *site) {
-			old := s.join("a")
-			old.wantActive(0, soon)
-			time.Sleep(time.Minute)
-			old.freeze()
-			time.Sleep(time.Second)
-			young := s.join("a")
-			young.wantActive(ttl/5, ttl)
-			if old.isActive() {
-				t.Error("two are active")
-			}
-			old.release()
-			if err := old.ended(); !errors.Is(err, ErrLeaseLost) && !errors.Is(err, ErrReplaced) {
-				t.Errorf("error %v", err)
-			}
-			young.wantStays(time.Minute)
-		})
-	})
-	// The one that replaced a frozen process leaves before that one's lease has
-	// run out: a third must not start yet.
-	t.Run("frozen, and its heir leaves", func(t *testing.T) {
-		bubble(t, func(s *site) {
-			old := s.join("a")
-			old.wantActive(0, soon)
-			third := s.join("b")
-			time.Sleep(time.Minute)
-			old.freeze()
-			young := s.join("a")
-			young.wantStandBy(soon)
-			young.leave()
-			third.wantActive(ttl/2, 2*ttl)
-			if old.isActive() {
-				t.Error("two are active")
-			}
-		})
-	})
+	}
 }
 
 func TestMember_ttl(t *testing.T) {
 	for _, lease := range []time.Duration{2 * time.Second, 30 * time.Second} {
 		t.Run(lease.String(), func(t *testing.T) {
 			bubble(t, func(s *site) {
-				short := func(c *Config) { c.LeaseTTL = lease; c.Name = "a" }
-				c := s.open(short)
+				c := s.open(joining("a"), func(c *Config) { c.LeaseTTL = lease })
 				m, err := c.Join(s.ctx)
 				if err != nil {
 					t.Fatal(err)
+				}
+				if wanted, _ := m.Wanted(); wanted != nil {
+					t.Errorf("wanted %v before the first look", wanted)
 				}
 				// Without Run it is not renewed.
 				start := time.Now()
@@ -331,6 +327,9 @@ func TestMember_ttl(t *testing.T) {
 				}
 				if err := m.Run(s.ctx); err == nil {
 					t.Error("ran twice")
+				}
+				if _, held, err := m.Acquire(s.ctx, "0.0"); held || !errors.Is(err, ErrLeaseLost) {
+					t.Errorf("held %v, %v", held, err)
 				}
 				time.Sleep(lease)
 				if list, _, err := c.Members(s.ctx); err != nil || len(list) != 0 {
@@ -351,38 +350,50 @@ func TestMember_ttl(t *testing.T) {
 // a longer one ends it, and one can join again.
 func TestMember_outage(t *testing.T) {
 	bubble(t, func(s *site) {
-		a := s.join("a")
-		a.wantActive(0, soon)
+		a, b := s.join("a"), s.join("b")
+		s.wantShared(0, time.Second, group(a, b))
 		for range 20 {
 			a.link.Cut()
 			time.Sleep(ttl / 5)
 			a.link.Heal()
-			a.wantStays(ttl)
+			s.wantStays(ttl, eight(), a, b)
 		}
 		a.link.Cut()
 		a.wantEnd(ErrLeaseLost)
+		s.wantShared(0, ttl+time.Second, group(b), a)
 		a.link.Heal()
-		time.Sleep(ttl)
 		m, err := a.c.Join(s.ctx)
 		if err != nil {
 			t.Fatal(err)
 		}
 		done := make(chan error, 1)
 		go func() { done <- m.Run(s.ctx) }()
-		<-m.Active()
+		for wanted, changed := m.Wanted(); len(wanted) != 4; wanted, changed = m.Wanted() {
+			<-changed
+		}
 		if err := m.Leave(s.ctx); err != nil {
 			t.Error(err)
 		}
 		if err := <-done; err != nil {
 			t.Error(err)
 		}
+		s.wantShared(0, soon, group(b))
+		// Both are cut off for a moment: who comes back finds it as it was.
+		a = s.join("a")
+		s.wantShared(0, time.Second, group(a, b))
+		a.link.Cut()
+		b.link.Cut()
+		time.Sleep(ttl / 5)
+		a.link.Heal()
+		b.link.Heal()
+		s.wantStays(time.Minute, eight(), a, b)
 	})
 }
 
 func TestMember_status(t *testing.T) {
 	bubble(t, func(s *site) {
 		a := s.join("a")
-		a.wantActive(0, soon)
+		s.wantShared(0, soon, group(a))
 		status := func() string {
 			list, _, err := a.c.Members(s.ctx)
 			if err != nil || len(list) != 1 {
@@ -418,20 +429,159 @@ func TestMember_status(t *testing.T) {
 	})
 }
 
+// TestMember_tell: who lists the members after Tell has returned sees the stop.
+func TestMember_tell(t *testing.T) {
+	bubble(t, func(s *site) {
+		a, b := s.join("a"), s.join("b")
+		s.wantShared(0, time.Second, group(a, b))
+		time.Sleep(time.Minute)
+		stops := func() (stops []Stopped) {
+			list, _, err := b.c.Members(s.ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, m := range list {
+				if m.Stopped != nil {
+					stops = append(stops, *m.Stopped)
+				}
+			}
+			return stops
+		}
+		start := time.Now()
+		for i, p := range group(a, b) {
+			stop := &Stopped{Epoch: 1, Positions: map[string]uint64{"IN": uint64(70 + i)}, Tasks: p.holds()}
+			if err := p.m.Tell(s.ctx, stop); err != nil {
+				t.Fatal(err)
+			}
+			cut, ok := CutOf(stops(), eight(), 1)
+			if ok != (i == 1) || cut["IN"] != uint64(70+i) {
+				t.Errorf("cut %v, %v", cut, ok)
+			}
+		}
+		if took := time.Since(start); took > soon {
+			t.Errorf("took %v", took)
+		}
+		// It stays, whatever the renewals, and until it is taken back.
+		time.Sleep(time.Minute)
+		if got := stops(); len(got) != 2 {
+			t.Errorf("stops %v", got)
+		}
+		if err := a.m.Tell(s.ctx, nil); err != nil {
+			t.Error(err)
+		}
+		if got := stops(); len(got) != 1 {
+			t.Errorf("stops %v", got)
+		}
+		// It waits for a server that is away for a moment, and not for ever.
+		a.link.Cut()
+		time.AfterFunc(ttl/4, a.link.Heal)
+		if err := a.m.Tell(s.ctx, &Stopped{Epoch: 2}); err != nil {
+			t.Error(err)
+		}
+		if got := stops(); len(got) != 2 {
+			t.Errorf("stops %v", got)
+		}
+		a.link.Cut()
+		if err := a.m.Tell(s.ctx, &Stopped{Epoch: 3}); !errors.Is(err, ErrLeaseLost) {
+			t.Errorf("error %v", err)
+		}
+		a.wantEnd(ErrLeaseLost)
+		ctx, cancel := context.WithTimeout(s.ctx, time.Second)
+		defer cancel()
+		b.link.Cut()
+		if err := b.m.Tell(ctx, nil); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("error %v", err)
+		}
+	})
+}
+
+// TestMember_final: what the last owner says of a task stays until the next one.
+func TestMember_final(t *testing.T) {
+	bubble(t, func(s *site) {
+		a := s.join("a")
+		s.wantShared(0, soon, group(a))
+		a.mu.Lock()
+		a.passive = true
+		a.mu.Unlock()
+		final := &Final{Epoch: 3, Results: 10, DeadLetters: 1, Bytes: 1 << 20, Worker: "a", Time: scriptTime(3)}
+		if err := a.m.Release(s.ctx, "0.1", final); err != nil {
+			t.Fatal(err)
+		}
+		// A second time, and of one that is another's: nothing.
+		for _, task := range []string{"0.1", "none"} {
+			if err := a.m.Release(s.ctx, task, nil); err != nil {
+				t.Error(err)
+			}
+		}
+		tasks, err := a.c.Tasks(s.ctx)
+		if err != nil || len(tasks) != 8 {
+			t.Fatalf("tasks %v, %v", tasks, err)
+		}
+		if d := cmp.Diff(final, tasks["0.1"].Final); d != "" || !tasks["0.1"].Free() || tasks["0.1"].Since.IsZero() {
+			t.Errorf("record %+v %s", tasks["0.1"], d)
+		}
+		if rec := tasks["0.0"]; rec.Owner != "a" || rec.Instance != a.m.Instance() || rec.Final != nil || rec.Revision == 0 {
+			t.Errorf("record %+v", rec)
+		}
+		rec, held, err := a.m.Acquire(s.ctx, "0.1")
+		if err != nil || !held || rec.Final != nil || rec.Owner != "a" {
+			t.Errorf("record %+v, %v, %v", rec, held, err)
+		}
+		if again, held, err := a.m.Acquire(s.ctx, "0.1"); err != nil || !held || again.Revision != rec.Revision {
+			t.Errorf("record %+v, %v, %v", again, held, err)
+		}
+		// Releasing waits for a server that is away.
+		a.link.Cut()
+		time.AfterFunc(ttl/4, a.link.Heal)
+		if err := a.m.Release(s.ctx, "0.1", final); err != nil {
+			t.Error(err)
+		}
+		if _, _, err := a.m.Acquire(s.ctx, "no task"); err == nil {
+			t.Error("acquired what is not a name of a task")
+		}
+	})
+}
+
+// TestMember_acquireAnothers: an assignment is not asked for, a lease is.
+func TestMember_acquireAnothers(t *testing.T) {
+	bubble(t, func(s *site) {
+		a, b := s.join("a"), s.join("b")
+		s.wantShared(0, time.Second, group(a, b))
+		task := a.holds()[0]
+		rec, held, err := b.m.Acquire(s.ctx, task)
+		if err != nil || held || rec.Owner != "a" || rec.Instance != a.m.Instance() {
+			t.Errorf("record %+v, %v, %v", rec, held, err)
+		}
+		if _, err := b.c.bucket.Put(s.ctx, taskKey("f", task), []byte("x"), 0); err != nil {
+			t.Fatal(err)
+		}
+		if _, held, err := b.m.Acquire(s.ctx, task); held || !errors.Is(err, ErrRecord) {
+			t.Errorf("held %v, %v", held, err)
+		}
+		if _, err := b.c.Tasks(s.ctx); !errors.Is(err, ErrRecord) {
+			t.Errorf("error %v", err)
+		}
+		b.link.Cut()
+		if _, held, err := b.m.Acquire(s.ctx, task); held || !bus.Retryable(err) {
+			t.Errorf("held %v, %v", held, err)
+		}
+	})
+}
+
 func TestMember_cancelled(t *testing.T) {
 	bubble(t, func(s *site) {
 		a := s.join("a")
-		a.wantActive(0, soon)
+		s.wantShared(0, soon, group(a))
 		a.stop()
 		a.wantEnd(context.Canceled)
-		if err := a.m.Leave(s.ctx); err != nil {
+		if err := a.shut(s.ctx); err != nil {
 			t.Error(err)
 		}
 		b := s.join("b")
-		b.wantActive(0, soon)
+		s.wantShared(0, soon, group(b))
 		// Leaving is bounded by its context also when the server is away.
 		b.link.Cut()
-		ctx, cancel := context.WithTimeout(s.ctx, time.Second)
+		ctx, cancel := context.WithTimeout(s.ctx, 2*time.Second)
 		defer cancel()
 		if err := b.m.Leave(ctx); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("error %v", err)
@@ -443,13 +593,22 @@ func TestMember_cancelled(t *testing.T) {
 func TestMember_removedByHand(t *testing.T) {
 	bubble(t, func(s *site) {
 		a := s.join("a")
-		a.wantActive(0, soon)
+		s.wantShared(0, soon, group(a))
 		if err := a.c.bucket.Delete(s.ctx, a.m.key, 0); err != nil {
 			t.Fatal(err)
 		}
 		a.wantEnd(ErrLeaseLost)
 		b := s.join("b")
-		b.wantActive(0, soon)
+		s.wantShared(0, soon, group(b), a)
+		// The assignment alone is no loss.
+		if err := b.c.bucket.Delete(s.ctx, assignmentKey("f"), 0); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(soon)
+		if _, assigned, err := b.c.Members(s.ctx); err != nil || len(assigned.Owners["b"]) != 8 {
+			t.Errorf("assignment %v, %v", assigned, err)
+		}
+		s.wantStays(time.Minute, eight(), b)
 		if _, err := b.c.bucket.Put(s.ctx, assignmentKey("f"), []byte("x"), 0); err != nil {
 			t.Fatal(err)
 		}
@@ -457,99 +616,147 @@ func TestMember_removedByHand(t *testing.T) {
 	})
 }
 
-// TestMember_lostHint: the mark of the owner's end was gone before the one that
-// stands by could see it.
-func TestMember_lostHint(t *testing.T) {
+// TestMember_dropped: somebody wrote an assignment without a member that lives.
+func TestMember_dropped(t *testing.T) {
 	bubble(t, func(s *site) {
-		a := s.join("a")
-		a.wantActive(0, soon)
-		b := s.join("b")
-		b.wantStandBy(time.Minute)
-		a.c.cfg.Conn.Abort()
-		if err := b.c.bucket.Purge(s.ctx, a.m.key, 0); err != nil {
+		a, b := s.join("a"), s.join("b")
+		s.wantShared(0, time.Second, group(a, b))
+		wrong := Assignment{Version: 1, Generation: 77, Hash: "h1", Owners: map[string][]string{"a": eight()}}
+		_, rev, err := a.c.readAssignment(s.ctx)
+		if err != nil {
 			t.Fatal(err)
 		}
-		b.wantActive(0, ttl/3+soon)
+		if _, err := a.c.writeAssignment(s.ctx, wrong, rev); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(soon)
+		s.wantShared(0, time.Second, group(a, b))
+		if _, assigned, err := a.c.Members(s.ctx); err != nil || assigned.Generation != 78 {
+			t.Errorf("assignment %v, %v", assigned, err)
+		}
 	})
 }
 
-// TestMember_histories lets processes come, leave, die and be cut off and held up
-// at random. At no time may two be active and trusted; in the end one is.
-func TestMember_histories(t *testing.T) {
-	for seed := range uint64(12) {
-		t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) {
-			bubble(t, func(s *site) { s.history(rand.New(rand.NewPCG(seed, 2))) })
-		})
-	}
+// TestMember_lostHint: the mark of a member's end was gone before its neighbour
+// could see it.
+func TestMember_lostHint(t *testing.T) {
+	bubble(t, func(s *site) {
+		a, b := s.join("a"), s.join("b")
+		s.wantShared(0, time.Second, group(a, b))
+		time.Sleep(time.Minute)
+		a.kill()
+		if err := b.c.bucket.Purge(s.ctx, a.m.key, 0); err != nil {
+			t.Fatal(err)
+		}
+		s.wantShared(0, ttl*5/3+soon, group(b), a)
+	})
 }
 
-func (s *site) history(rng *rand.Rand) {
-	var alive []*process
-	check := func() {
-		var active []string
-		for _, p := range alive {
-			if p.isActive() {
-				active = append(active, p.m.Name())
+// TestMember_definitions: of two definitions that start at the same time one runs,
+// and another does not start beside one that runs.
+func TestMember_definitions(t *testing.T) {
+	of := func(s *site, name, hash string, tasks []string) *process {
+		return s.joinWith(func(c *Config) { c.Name, c.Hash, c.Tasks = name, hash, tasks }, nil)
+	}
+	more := taskNames(3, 4)
+	t.Run("beside", func(t *testing.T) {
+		bubble(t, func(s *site) {
+			a, b := s.join("a"), s.join("b")
+			s.wantShared(0, time.Second, group(a, b))
+			before := s.revisions(a.c)
+			for _, hash := range []string{"h2", "h1"} { // of the same hash, with other tasks
+				p := of(s, "c", hash, more)
+				err := p.endedWith(ErrDefinition)
+				if !strings.Contains(err.Error(), "12") {
+					t.Errorf("error %v", err)
+				}
+				p.leave()
 			}
-		}
-		if len(active) > 1 {
-			s.t.Errorf("active at once: %v", active)
-		}
-	}
-	for range 60 {
-		for range rng.IntN(40) {
-			time.Sleep(time.Duration(rng.IntN(100)) * time.Millisecond)
-			check()
-		}
-		if len(alive) < 3 {
-			alive = append(alive, s.join([]string{"a", "b"}[rng.IntN(2)]))
-			continue
-		}
-		i := rng.IntN(len(alive))
-		p := alive[i]
-		gone := false
-		switch rng.IntN(6) {
-		case 0:
-			// It may be cut off or dead; then its lease runs out.
-			ctx, cancel := context.WithTimeout(s.ctx, time.Second)
-			if err := p.m.Leave(ctx); err != nil && !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, bus.ErrClosed) {
-				s.t.Error(err)
+			if d := cmp.Diff(before, s.revisions(a.c)); d != "" {
+				t.Error(d)
 			}
-			cancel()
-			gone = true
-		case 1:
-			p.c.cfg.Conn.Abort()
-		case 2:
-			p.freeze()
-		case 3:
-			p.release()
-		case 4:
-			p.link.Cut()
-		case 5:
-			p.link.Heal()
+			s.wantStays(5*time.Minute, eight(), a, b)
+		})
+	})
+	t.Run("at once", func(t *testing.T) {
+		bubble(t, func(s *site) {
+			a, b := of(s, "a", "h1", eight()), of(s, "b", "h2", more)
+			select {
+			case err := <-a.done:
+				if !errors.Is(err, ErrDefinition) {
+					t.Errorf("error %v", err)
+				}
+				a.leave()
+				s.wantSharedTasks(0, time.Second, more, group(b), a)
+			case err := <-b.done:
+				if !errors.Is(err, ErrDefinition) {
+					t.Errorf("error %v", err)
+				}
+				b.leave()
+				s.wantShared(0, time.Second, group(a), b)
+			case <-time.After(time.Minute):
+				t.Error("both run")
+			}
+		})
+	})
+	t.Run("after", func(t *testing.T) {
+		bubble(t, func(s *site) {
+			a, b := s.join("a"), s.join("b")
+			s.wantShared(0, time.Second, group(a, b))
+			a.kill()
+			b.leave()
+			time.Sleep(2 * ttl)
+			c, d := of(s, "c", "h2", more), of(s, "a", "h2", more)
+			s.wantSharedTasks(0, time.Second, more, group(c, d), a, b)
+		})
+	})
+}
+
+func TestControl_defineBeside(t *testing.T) {
+	bubble(t, func(s *site) {
+		a := s.join("a")
+		s.define(a.c) // definition h1
+		s.wantShared(0, soon, group(a))
+		other := Definition{Partitions: 16, Hash: "h2", Steps: []StepRecord{{ID: "count", Kind: "aggregate"}}}
+		b := s.open(named("b"))
+		_, err := b.Define(s.ctx, other)
+		if !errors.Is(err, ErrDefinition) || !strings.Contains(err.Error(), "member a of flow f") || !strings.Contains(err.Error(), "definition h1, and this process has h2") || !strings.Contains(err.Error(), "--resume") {
+			t.Errorf("error %v", err)
 		}
-		if gone || !p.m.Trusted() {
-			p.stop()
-			alive = append(alive[:i], alive[i+1:]...)
+		if rec := s.must(b.Record(s.ctx)); rec.Hash != "h1" {
+			t.Errorf("record %+v", rec)
 		}
-	}
-	for _, p := range alive {
-		p.stop()
-		for range p.done {
+		// The same definition, and another one in place of a.
+		s.define(b)
+		if rec := s.must(s.open(named("a")).Define(s.ctx, other)); rec.Hash != "h2" {
+			t.Errorf("record %+v", rec)
 		}
-	}
-	p := s.join("c")
-	p.wantActive(0, 2*ttl)
+		s.define(a.c)
+		// Not during a drain, also when nobody is there.
+		s.pub(a.c, "control.drain.f", "")
+		s.must(a.c.CatchUp(s.ctx))
+		a.leave()
+		if _, err := b.Define(s.ctx, other); !errors.Is(err, ErrDefinition) || !strings.Contains(err.Error(), "draining") {
+			t.Errorf("error %v", err)
+		}
+		s.define(b)
+		s.must(b.Resume(s.ctx, ""))
+		s.must(b.Define(s.ctx, other))
+	})
 }
 
 func TestJoin_refused(t *testing.T) {
 	bubble(t, func(s *site) {
-		c := s.open(func(c *Config) { c.Flow = "" })
+		c := s.open(joining("a"), func(c *Config) { c.Flow = "" })
 		if _, err := c.Join(s.ctx); !errors.Is(err, ErrNoFlow) {
 			t.Errorf("error %v", err)
 		}
+		c = s.open()
+		if _, err := c.Join(s.ctx); err == nil || !strings.Contains(err.Error(), "no tasks") {
+			t.Errorf("error %v", err)
+		}
+		c = s.open(joining("a"))
 		c.cfg.Conn.Close()
-		c.cfg.Flow = "f"
 		if _, err := c.Join(s.ctx); !errors.Is(err, bus.ErrClosed) {
 			t.Errorf("error %v", err)
 		}

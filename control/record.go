@@ -62,8 +62,16 @@ type Record struct {
 	Hash string `json:"hash"`
 	// Steps are the stateful steps, whose state is stored under their ids.
 	Steps []StepRecord `json:"steps,omitempty"`
+	// LeftOver are the ids of former steps, in order, whose state was given up.
+	// The tasks leave it out when they load; it stays stored until each has its
+	// next base. No step gets such an id again, or it would find that state in
+	// some tasks and not in others.
+	LeftOver []string `json:"left_over,omitempty"`
 	// Sources are the source streams by name.
 	Sources map[string]SourceRecord `json:"sources,omitempty"`
+	// FormerSources were read by a former definition. The tasks keep their
+	// positions in them, which mean nothing in another stream of the same name.
+	FormerSources map[string]SourceRecord `json:"former_sources,omitempty"`
 	// Report is of the last drain that ended.
 	Report *Report `json:"report,omitempty"`
 	// History has the last 16 commands, the oldest first.
@@ -100,6 +108,8 @@ type SourceRecord struct {
 	// Created tells a stream from another one of the same name.
 	Created  time.Time `json:"created"`
 	Subjects []string  `json:"subjects,omitempty"`
+	// PartitionBy are the tokens of the subject by which the server sorts it.
+	PartitionBy []int `json:"partition_by,omitempty"`
 }
 
 // ControlRef names the control stream of a flow.
@@ -128,8 +138,12 @@ type Report struct {
 	SnapshotBytes uint64            `json:"snapshot_bytes"`
 	// Duration is from the command to the end, in nanoseconds in JSON.
 	Duration time.Duration `json:"duration_ns"`
-	Worker   string        `json:"worker"`
-	Time     time.Time     `json:"time"`
+	// Worker recorded the report. Workers is how many took part, and Last the one
+	// of the last task that had its final entry.
+	Worker  string    `json:"worker"`
+	Workers int       `json:"workers,omitempty"`
+	Last    string    `json:"last,omitempty"`
+	Time    time.Time `json:"time"`
 }
 
 // HistoryEntry is a command and what came of it.
@@ -152,7 +166,9 @@ func (r Record) clone() Record {
 		r.Drain = &d
 	}
 	r.Steps = slices.Clone(r.Steps)
+	r.LeftOver = slices.Clone(r.LeftOver)
 	r.Sources = maps.Clone(r.Sources)
+	r.FormerSources = maps.Clone(r.FormerSources)
 	r.History = slices.Clone(r.History)
 	return r
 }

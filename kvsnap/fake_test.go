@@ -177,6 +177,15 @@ func (b *fakeBucket) Read(_ context.Context, filters []string, from, through uin
 	}
 }
 
+func (b *fakeBucket) Stats(_ context.Context, filters []string, fn func(bus.Stat) error) error {
+	for _, item := range b.sorted(filters...) {
+		if err := fn(bus.Stat{Key: item.Key, Seq: item.Seq, Size: int64(len(item.Value))}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 func (b *fakeBucket) Purge(_ context.Context, filter string, before uint64) error {
 	do := func() {
 		b.mu.Lock()

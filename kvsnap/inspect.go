@@ -1,11 +1,9 @@
 package kvsnap
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -22,8 +20,8 @@ type TaskInfo struct {
 	Owner      string
 	Time       time.Time
 	Head       Head
-	// Entries in the bucket, and Bytes of them and of the bodies that they have
-	// in chunks, as stored. Chunks is the number of those.
+	// Entries and Chunks of the task in the bucket, and Bytes of both. Chunks of
+	// a base that is being written, or was given up, are among them.
 	Entries int
 	Bytes   int64
 	Chunks  int
@@ -32,7 +30,7 @@ type TaskInfo struct {
 	Base      uint64
 	BaseBytes int64
 	// Problem is what is wrong with the log, "" if nothing that can be seen
-	// without the chunks.
+	// without the chunks and without large entries before the last one.
 	Problem string
 }
 
@@ -68,77 +66,6 @@ type SectionInfo struct {
 	// in the entry.
 	Chunks int
 	Set    string
-}
-
-// Tasks lists the tasks that have a log, by stage and partition. It reads all
-// entries, but no chunks. A damaged log is listed with its Problem.
-func (s *Store) Tasks(ctx context.Context) ([]TaskInfo, error) {
-	if s.err != nil {
-		return nil, s.err
-	}
-	scans := map[TaskID]*taskScan{}
-	err := s.readLog(ctx, logPrefix+">", func(t TaskID, item bus.Item, e *entry, damage error) {
-		scan := scans[t]
-		if scan == nil {
-			scan = &taskScan{info: TaskInfo{Task: t}}
-			scans[t] = scan
-		}
-		scan.add(item, e, damage)
-	})
-	if err != nil {
-		return nil, fmt.Errorf("list tasks: %w", err)
-	}
-	list := make([]TaskInfo, 0, len(scans))
-	for _, scan := range scans {
-		scan.findGap()
-		list = append(list, scan.info)
-	}
-	slices.SortFunc(list, func(a, b TaskInfo) int {
-		return cmp.Or(cmp.Compare(a.Task.Stage, b.Task.Stage), cmp.Compare(a.Task.Partition, b.Task.Partition))
-	})
-	return list, nil
-}
-
-// taskScan gathers what the entries of one task say.
-type taskScan struct {
-	info    TaskInfo
-	numbers []uint64
-	floor   uint64 // of the last base
-}
-
-func (t *taskScan) add(item bus.Item, e *entry, damage error) {
-	i := &t.info
-	i.Entries++
-	i.Bytes += int64(len(item.Value))
-	if damage != nil {
-		i.Problem = damage.Error()
-		return
-	}
-	t.numbers = append(t.numbers, e.N)
-	i.Kind, i.N, i.Generation, i.Owner, i.Time, i.Head = e.Kind, e.N, e.Generation, e.Owner, e.Time, e.Head
-	for _, s := range e.Sections {
-		i.Chunks += s.Chunks
-		if s.Set != "" {
-			i.Bytes += s.Stored
-		}
-	}
-	if e.Kind == KindBase {
-		i.Base, i.BaseBytes, t.floor = e.N, e.Sections[0].Stored, e.Floor
-	}
-}
-
-// findGap looks for a missing entry behind the floor.
-func (t *taskScan) findGap() {
-	next := t.floor + 1
-	for _, n := range t.numbers {
-		if n < next {
-			continue
-		}
-		if n > next && t.info.Problem == "" {
-			t.info.Problem = corrupt(t.info.Task.entryKey(next), "entry is missing").Error()
-		}
-		next = n + 1
-	}
 }
 
 // Entries lists the entries of one task, ascending. It returns bus.ErrNotFound
@@ -186,10 +113,14 @@ func (s *Store) readLog(ctx context.Context, filter string, fn func(t TaskID, it
 	return s.bucket.Read(ctx, []string{filter}, 0, last.Seq, func(item bus.Item) error {
 		t, _, ok := parseEntryKey(item.Key)
 		if !ok {
-			return fmt.Errorf("%q in the log is not a key of natsflow", strings.ToValidUTF8(item.Key, "?"))
+			return strangeKey(item.Key)
 		}
 		e, damage := s.decodeItem(item)
 		fn(t, item, e, damage)
 		return nil
 	})
+}
+
+func strangeKey(key string) error {
+	return fmt.Errorf("%q in the log is not a key of natsflow", strings.ToValidUTF8(key, "?"))
 }

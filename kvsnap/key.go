@@ -19,6 +19,20 @@ func (t TaskID) String() string {
 	return strconv.Itoa(t.Stage) + "." + strconv.Itoa(t.Partition)
 }
 
+// ParseTaskID reads what String writes.
+func ParseTaskID(s string) (TaskID, error) {
+	stage, partition, _ := strings.Cut(s, ".")
+	var t TaskID
+	var err error
+	if t.Stage, err = strconv.Atoi(stage); err == nil {
+		t.Partition, err = strconv.Atoi(partition)
+	}
+	if err != nil || t.String() != s {
+		return TaskID{}, fmt.Errorf("task %q: must be <stage>.<partition>, for example 0.3", s)
+	}
+	return t, t.validate()
+}
+
 // validate keeps a negative number from becoming a strange key.
 func (t TaskID) validate() error {
 	if t.Stage < 0 || t.Partition < 0 {

@@ -312,6 +312,51 @@ func TestServer_inspect(t *testing.T) {
 	}
 }
 
+// The sizes, and the entries that are read by their names, on a real server: all
+// that Tasks tells is also in the list of all entries.
+func TestServer_tasksOfALargeLog(t *testing.T) {
+	s := serverStore(t)
+	mustClaim(t, s, TaskID{Stage: 1})
+	l, _, _ := mustClaim(t, s, testTask)
+	for i := range 15 {
+		mustAppend(t, l, Commit{Head: testHead(l.N()), Delta: noise(uint64(i), 400_000)})
+		if i == 4 {
+			mustBase(t, l, state{"a": string(noise(9, 1_000_000))}, Head{Published: 3})
+		}
+		for range 20 {
+			mustAppend(t, l, Commit{Head: testHead(l.N())})
+		}
+	}
+	tasks, err := s.Tasks(t.Context())
+	if err != nil || len(tasks) != 2 {
+		t.Fatalf("%+v, %v", tasks, err)
+	}
+	entries, err := s.Entries(t.Context(), testTask)
+	if err != nil {
+		t.Fatal(err)
+	}
+	last := entries[len(entries)-1]
+	want := TaskInfo{
+		Task: testTask, Kind: last.Kind, N: last.N, Generation: last.Generation, Owner: "w1", Time: last.Time, Head: last.Head,
+		Entries: len(entries), Bytes: tasks[0].Bytes,
+	}
+	var size int64
+	for _, e := range entries {
+		size += e.Bytes
+		if e.Kind == KindBase {
+			want.Base, want.BaseBytes, want.Chunks = e.N, e.Sections[0].Stored, e.Sections[0].Chunks
+			size += e.Sections[0].Stored
+		}
+	}
+	if diff := cmp.Diff(want, tasks[0]); diff != "" {
+		t.Error(diff)
+	}
+	// Chunks have a header each.
+	if over := tasks[0].Bytes - size; want.Chunks == 0 || over < 1 || over > int64(want.Chunks)*300 {
+		t.Errorf("%d bytes, of which %d are entries and bodies in %d chunks", tasks[0].Bytes, size, want.Chunks)
+	}
+}
+
 func BenchmarkLog_Append(b *testing.B) {
 	s := serverStore(b)
 	const logs = 16

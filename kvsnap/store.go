@@ -99,6 +99,7 @@ type bucket interface {
 	PutMany(ctx context.Context, items []bus.Item) error
 	Last(ctx context.Context, filter string) (bus.Item, error)
 	Read(ctx context.Context, filters []string, from, through uint64, fn func(bus.Item) error) error
+	Stats(ctx context.Context, filters []string, fn func(bus.Stat) error) error
 	Purge(ctx context.Context, filter string, before uint64) error
 }
 
