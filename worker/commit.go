@@ -38,6 +38,8 @@ type result struct {
 	released  bool
 	// refused: there was no room for the base.
 	refused bool
+	// kept: the task leaves with results that its sink refuses.
+	kept bool
 }
 
 // commitJobs does the jobs of a task, one at a time, until its release.
@@ -53,6 +55,11 @@ func (s *session) commitJobs(ctx context.Context, t *task, done chan<- result) e
 				// The log is good without it, only longer.
 				s.log.Warn("no room for a base; the next try is later", "task", t.id, "err", err)
 				r.refused, err = true, nil
+			}
+			if errors.Is(err, errKept) {
+				s.kept.Add(1)
+				done <- result{task: t, kept: true}
+				return nil
 			}
 			if err != nil {
 				return fmt.Errorf("task %v: %w", t.id, err)
@@ -77,7 +84,6 @@ func (s *session) commitJob(ctx context.Context, t *task, j job) error {
 		if err := s.persist(ctx, "release", func() error { return t.log.Release(ctx, j.head) }); err != nil {
 			return err
 		}
-		s.released.Add(1)
 		return s.cfg.reached(ctx, "released", t.id.String())
 	case j.base != nil:
 		return j.base.Finish(ctx, j.head)
@@ -98,8 +104,8 @@ func (s *session) commitJob(ctx context.Context, t *task, j job) error {
 		return err
 	}
 	s.metrics.committed(j.sealed)
-	s.results.Add(uint64(j.sealed.Outputs - j.sealed.DeadLetters))
-	s.deadLetters.Add(uint64(j.sealed.DeadLetters))
+	s.results.Add(int64(j.sealed.Outputs - j.sealed.DeadLetters))
+	s.deadLetters.Add(int64(j.sealed.DeadLetters))
 	if err := s.publish(ctx, t, n, outbox, j.head.Sinks); err != nil {
 		return err
 	}
@@ -139,23 +145,38 @@ func (s *session) publish(ctx context.Context, t *task, n uint64, outbox []byte,
 	}
 	wait := newPatience(s, "publish")
 	for i := range groups {
-		g := &groups[i]
-		err := s.publishGroup(ctx, t, g, from[g.to.name])
-		for err != nil {
-			if errors.Is(err, bus.ErrFenced) || !bus.Retryable(err) && !errors.Is(err, bus.ErrNoSpace) && !errors.Is(err, bus.ErrNotFound) {
-				return fmt.Errorf("publish to stream %s: %w", g.to.name, err)
-			}
-			if err := s.sameSink(ctx, g.to); err != nil {
-				return err
-			}
-			if err := wait.next(ctx, fmt.Errorf("stream %s: %w", g.to.name, err)); err != nil {
-				return err
-			}
-			// A part of the group may be there: look before publishing the rest.
-			err = s.publishRest(ctx, t, g, from[g.to.name])
+		if err := s.publishAll(ctx, t, &groups[i], from[groups[i].to.name], wait); err != nil {
+			return err
 		}
 	}
 	wait.over()
+	return nil
+}
+
+// publishAll publishes a group, none of whose results stands at or before from. It
+// waits for a sink that is away or full, and for one that refuses the results, but
+// for that one not when the worker is to leave: [errKept].
+func (s *session) publishAll(ctx context.Context, t *task, g *group, from uint64, wait *patience) error {
+	err := s.publishGroup(ctx, t, g, from)
+	for err != nil {
+		wait.until = nil
+		switch {
+		case refused(err):
+			err, wait.until = g.to.advise(err), s.leaving
+		case errors.Is(err, bus.ErrFenced) || !passing(err):
+			return fmt.Errorf("publish to stream %s: %w", g.to.name, err)
+		default:
+			err = fmt.Errorf("stream %s: %w", g.to.name, err)
+		}
+		if err := s.sameSink(ctx, g.to); err != nil {
+			return err
+		}
+		if err := wait.next(ctx, err); err != nil {
+			return err
+		}
+		// A part of the group may be there: look before publishing the rest.
+		err = s.publishRest(ctx, t, g, from)
+	}
 	return nil
 }
 
@@ -191,7 +212,7 @@ func (s *session) groups(t *task, n uint64, outbox []byte) ([]group, error) {
 			out.Header = append(out.Header, bus.HeaderField{Name: o.Headers[h], Value: o.Headers[h+1]})
 		}
 		if to.dead {
-			shorten(&out, s.out.MaxPayload())
+			shorten(&out, to.room(s.flow, t.id))
 		}
 		g.outs = append(g.outs, out)
 		g.index = append(g.index, i)
@@ -209,17 +230,17 @@ const headerTruncated = "Natsflow-Truncated"
 
 // shorten makes a dead letter fit into a message. A record may be as large as a
 // message can be; with the headers that say why it failed it would be larger.
-func shorten(out *bus.Out, most int64) {
-	// The header that is added has its place in it, too.
-	room := most - headerRoom
+func shorten(out *bus.Out, room int) {
+	size := func(h bus.HeaderField) int { return len(h.Name) + len(h.Value) + 4 }
 	for _, h := range out.Header {
-		room -= int64(len(h.Name) + len(h.Value) + 4)
+		room -= size(h)
 	}
-	if int64(len(out.Data)) <= room {
+	if len(out.Data) <= room {
 		return
 	}
-	out.Header = append(out.Header, bus.HeaderField{Name: headerTruncated, Value: strconv.Itoa(len(out.Data))})
-	out.Data = out.Data[:max(room, 0)]
+	h := bus.HeaderField{Name: headerTruncated, Value: strconv.Itoa(len(out.Data))}
+	out.Header = append(out.Header, h)
+	out.Data = out.Data[:max(room-size(h), 0)]
 }
 
 // errSinkChanged ends a session that has a sink stream in hand which was deleted
@@ -227,9 +248,9 @@ func shorten(out *bus.Out, most int64) {
 var errSinkChanged = fmt.Errorf("the sink stream was created anew: %w", errAway)
 
 // sameSink makes sure, after a failure, that the sink is still the same stream:
-// another one has other settings, and sequences that say nothing.
+// another one has sequences that say nothing. If it is, its settings may be others.
 func (s *session) sameSink(ctx context.Context, to *target) error {
-	info, err := s.conn.Stream(ctx, to.name)
+	info, err := to.sink.Refresh(ctx)
 	if err == nil && !info.Created.Equal(to.created) {
 		return fmt.Errorf("stream %s: %w", to.name, errSinkChanged)
 	}
@@ -281,8 +302,9 @@ func (s *session) publishRest(ctx context.Context, t *task, g *group, from uint6
 		}
 		t.fences[g.to.index] = seq
 	}
-	held, err := s.held(ctx, g.to, from)
-	if err != nil {
+	held := heldOuts{}
+	held.want(t, g.entry)
+	if err := s.held(ctx, g.to, from, held); err != nil {
 		return err
 	}
 	g.drop(held[position{t.id.String(), g.entry}])
@@ -292,13 +314,20 @@ func (s *session) publishRest(ctx context.Context, t *task, g *group, from uint6
 	return s.send(ctx, t, g, from)
 }
 
-// drop removes the first outputs, up to the one with index held-1.
-func (g *group) drop(held int) {
-	k := 0
-	for k < len(g.index) && g.index[k] < held {
-		k++
+// drop removes the outputs that the sink holds, or has replaced by later ones.
+func (g *group) drop(held *heldEntry) {
+	if held == nil {
+		return
 	}
-	g.outs, g.index = g.outs[k:], g.index[k:]
+	outs, index := g.outs[:0], g.index[:0]
+	for k, i := range g.index {
+		last, ok := held.latest[g.outs[k].Subject]
+		superseded := g.to.sink.KeepsLatest() && ok && last > i
+		if i >= held.batched && !held.single[i] && !superseded {
+			outs, index = append(outs, g.outs[k]), append(index, i)
+		}
+	}
+	g.outs, g.index = outs, index
 }
 
 // position names an entry of a task.
@@ -307,14 +336,40 @@ type position struct {
 	entry uint64
 }
 
-// held looks which outputs a sink holds after a sequence: for each entry, one
-// more than the highest index. The outputs of an entry are published in order,
-// so that those before it are there too.
-func (s *session) held(ctx context.Context, to *target, from uint64) (map[position]int, error) {
-	held := map[position]int{}
-	note := func(task string, n uint64, i int, _ uint64) {
-		p := position{task, n}
-		held[p] = max(held[p], i+1)
+// heldOuts says what a sink holds of some entries.
+type heldOuts map[position]*heldEntry
+
+// heldEntry says which outputs of an entry a sink holds.
+type heldEntry struct {
+	// batched is one more than the highest index that was published in a batch:
+	// those before it are there, or were until a limit of the sink removed them.
+	batched int
+	// single are those that were published each by itself. A sink without fast
+	// ingest may have refused one, for its subject or size or for want of room, and
+	// taken those that were on their way behind it.
+	single map[int]bool
+	// latest is the highest index of single for each subject. A sink that keeps
+	// the latest of each, such as a bucket, has had those before it or does not
+	// want them any more.
+	latest map[string]int
+}
+
+func (h heldOuts) want(t *task, entry uint64) {
+	h[position{t.id.String(), entry}] = &heldEntry{single: map[int]bool{}, latest: map[string]int{}}
+}
+
+// held looks which outputs of the entries in held a sink holds after a sequence.
+func (s *session) held(ctx context.Context, to *target, from uint64, held heldOuts) error {
+	note := func(h bus.Held) {
+		e, ok := held[position{h.Task, h.N}]
+		switch {
+		case !ok:
+		case h.Batched:
+			e.batched = max(e.batched, h.I+1)
+		default:
+			e.single[h.I] = true
+			e.latest[h.Subject] = max(e.latest[h.Subject], h.I)
+		}
 	}
 	last, err := to.sink.Scan(ctx, from, s.flow.Name(), note)
 	if err == nil && last < from {
@@ -322,10 +377,10 @@ func (s *session) held(ctx context.Context, to *target, from uint64) (map[positi
 		last, err = to.sink.Scan(ctx, 0, s.flow.Name(), note)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("look for results in stream %s after sequence %d: %w", to.name, from, err)
+		return fmt.Errorf("look for results in stream %s after sequence %d: %w", to.name, from, err)
 	}
 	to.advance(last)
-	return held, nil
+	return nil
 }
 
 // patience waits between tries, longer each time, and complains now and then.
@@ -335,6 +390,10 @@ type patience struct {
 	backoff    time.Duration
 	began      time.Time
 	complained time.Time
+	// until, if not nil, ends the wait when it is closed. It is set for a refusal,
+	// of which is complained at once, since what to do about it is in the error.
+	until   <-chan struct{}
+	refused bool
 }
 
 func newPatience(s *session, what string) *patience { return &patience{s: s, what: what} }
@@ -345,7 +404,8 @@ func (p *patience) next(ctx context.Context, err error) error {
 		p.began = now
 		p.backoff = firstBackoff
 	}
-	if now.Sub(p.complained) >= complainEvery {
+	news := (p.until != nil) != p.refused
+	if p.refused = p.until != nil; news || now.Sub(p.complained) >= complainEvery {
 		p.complained = now
 		p.s.log.Warn("cannot "+p.what+"; trying again, nothing is lost", "for", now.Sub(p.began).Round(time.Second), "err", err)
 		p.s.setTrouble(p, fmt.Sprintf("cannot %s: %v", p.what, err))
@@ -356,7 +416,10 @@ func (p *patience) next(ctx context.Context, err error) error {
 	select {
 	case <-t.C:
 		return nil
+	case <-p.until:
+		return fmt.Errorf("%w: %w", errKept, err)
 	case <-ctx.Done():
+		p.s.setTrouble(p, "")
 		return fmt.Errorf("%w (last error: %w)", context.Cause(ctx), err)
 	}
 }

@@ -47,8 +47,14 @@ type Config struct {
 	// "control".
 	ControlPrefix string
 	// AcceptGap makes the flow go on when unprocessed messages are gone from a
-	// source, instead of refusing to start with [ErrGap].
+	// source, with a warning, instead of refusing to start, or ending, with
+	// [ErrGap].
 	AcceptGap bool
+	// AcceptChanges makes a drained flow go on under a definition that lacks steps
+	// with stored state, instead of refusing to start with
+	// [control.ErrDefinition]. That state is lost, and the ids of these steps must
+	// not be used again.
+	AcceptChanges bool
 	// StopTimeout bounds a stop. Defaults to 30 s.
 	StopTimeout time.Duration
 	// Lanes is the number of goroutines that run tasks. Defaults to GOMAXPROCS,

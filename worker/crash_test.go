@@ -28,20 +28,22 @@ var points = []string{
 type sinkKind struct {
 	name string
 	make func(l *lab)
+	// forgets: it has no fence, and forgets message ids soon.
+	forgets bool
 }
 
 var sinkKinds = []sinkKind{
-	{"made by natsflow", func(*lab) {}},
+	{"made by natsflow", func(*lab) {}, false},
 	{"there before", func(l *lab) {
 		if _, err := l.conn.CreateStream(l.ctx, bus.StreamConfig{Name: "OUT", Subjects: []string{"out.>"}}); err != nil {
 			l.tb.Fatal(err)
 		}
-	}},
+	}, false},
 	{"there before, duplicate window of 1s", func(l *lab) {
 		if _, err := l.conn.CreateStream(l.ctx, bus.StreamConfig{Name: "OUT", Subjects: []string{"out.>"}, Duplicates: time.Second}); err != nil {
 			l.tb.Fatal(err)
 		}
-	}},
+	}, true},
 }
 
 // TestRun_crashHistories stops workers dead at seeded points while records come,

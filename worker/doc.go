@@ -27,20 +27,30 @@
 //     since its results go out on a guarded connection that trusts no lease
 //     that is over (see package bus), and with a fence where the sink has one.
 //
-// # Sessions
+// # Sessions, and tasks that come and go
 //
-// The time between claiming the tasks and releasing them is a session. A session
-// ends by leaving (everything read is committed, published, acked and released),
-// by a drain (the same at a cut), or by an error, after which nothing in memory
-// is trusted: the next session starts from the logs. What a former session left
-// unpublished, the next one publishes first, after it has looked in the sinks for
-// what is there already.
+// The workers of a flow share its tasks (see package control). The time in which
+// a worker has some is a session. Its conductor, one goroutine, follows the
+// assignment and the flow record: it takes tasks that are free, loads them beside
+// the running ones, halts the readers for a moment to give them to the lanes, and
+// lets the readers go on from where the new tasks are; it has the lanes commit and
+// release the tasks that shall go elsewhere; and it stops the readers where a
+// drain says.
+//
+// A session ends by leaving (everything read is committed, published, acked and
+// released), by a drain (the same at a cut), when it has no tasks left, or by an
+// error, after which nothing in memory is trusted: the next session starts from
+// the logs. What a former owner left unpublished, the next one publishes first,
+// after it has looked in the sinks for what is there already.
 //
 // # What each failure does
 //
 // A connection or a server that is away makes the committers wait; the lanes
 // stop at a bound and the readers with them. A lease that runs out meanwhile ends
 // the session; the worker joins again. A full bucket makes commits wait, with a
-// line in the log every now and then. A record that fails is a dead letter, or,
-// with on_error stop, ends the session before that record.
+// line in the log every now and then; so does a sink that refuses what was
+// committed for it, for its subject or its size, and says what to do. A source that
+// drops messages before they are read ends the session with [ErrGap]. A record that
+// fails is a dead letter, or, with on_error stop, ends the session before that
+// record.
 package worker

@@ -1,10 +1,8 @@
 package worker
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"time"
 
 	"natsflow/bus"
@@ -15,171 +13,207 @@ import (
 // is tried again.
 const drainRetry = 200 * time.Millisecond
 
-// drainer watches a session: it lets it run, leave, or drain.
-type drainer struct {
-	w *worker
-	s *session
-	// limited: the session ends by itself at a limit that is not a cut.
-	limited bool
-	// epoch of the drain that was begun, cut when it is fixed.
+// drain is where a session is in a drain.
+type drain struct {
+	// epoch of the drain that was begun, 0 if none was, and its cut when that is
+	// known.
 	epoch uint64
 	cut   map[string]uint64
-	// proposed is a cut that was decided here and is not yet in the record.
-	proposed map[string]uint64
-	retry    <-chan time.Time
-	// undecided: a drain is to begin whose cut is not known, and may be anywhere
-	// from where the flow is now. Readers that have not begun wait for it: a drain
-	// that was asked for while nobody ran would else come too late.
+	// undecided: the readers stand until the cut is known. It may be anywhere from
+	// where the flow is now.
 	undecided bool
+	// told: the others can see where the readers stand, for all tasks here.
+	told bool
+	// retryAt is when to look again, wait the time to the look after that.
+	retryAt time.Time
+	wait    time.Duration
 }
 
-func (d *drainer) run(ctx context.Context) error {
-	s := d.s
-	for {
-		rec, changed := d.w.records.get()
-		if err := d.w.records.failure(); err != nil {
-			return err
-		}
-		if restart, err := d.follow(rec); err != nil || restart {
-			if err == nil {
-				err = d.restart()
-			}
-			return err
-		}
-		if !d.undecided {
-			s.letRead()
-		}
-		done := s.readersDone
-		if d.cut == nil && !d.limited {
-			// Readers that stopped for a cut wait here until it is in the record.
-			done = nil
-		}
-		select {
-		case <-ctx.Done():
-			return d.leave()
-		case <-done:
-			if d.cut == nil {
-				_, err := s.finish(0)
-				return s.cause(err)
-			}
-			return d.finish()
-		case <-changed:
-		case <-d.retry:
-			d.retry = nil
-		case <-s.ctx.Done():
-			return context.Cause(s.ctx)
+// again makes the conductor look again, later each time: what others do first is
+// seen in the flow record as a rule.
+func (d *drain) again(first, most time.Duration) {
+	if d.wait < first {
+		d.wait = first
+	}
+	d.retryAt = time.Now().Add(d.wait)
+	d.wait = min(2*d.wait, most)
+}
+
+// follow does what the record asks for. It reports done when there is nothing
+// left to do.
+func (c *conductor) follow(rec control.Record) (done bool, err error) {
+	if c.drain.epoch != 0 && (rec.State != control.StateDraining || rec.Epoch != c.drain.epoch) {
+		if err := c.cancelled(rec); err != nil {
+			return false, err
 		}
 	}
-}
-
-// follow does what the record asks for.
-func (d *drainer) follow(rec control.Record) (restart bool, err error) {
-	switch {
-	case rec.State.Stopped():
-		// Somebody else ended the drain, which only a process can that took the
-		// tasks over.
-		return false, errStopped
-	case d.limited:
-		// The session is for what comes before a record that failed.
-		return false, nil
-	case rec.State != control.StateDraining:
-		if d.epoch == 0 {
-			return false, nil
-		}
-		d.s.log.Info("the drain was cancelled; going on", "epoch", rec.Epoch)
-		return true, nil
-	case d.epoch != 0 && d.epoch != rec.Epoch:
-		// Cancelled, and another one begun meanwhile.
-		return true, nil
-	case rec.Drain.Cut != nil:
-		if d.cut == nil && !d.begin(rec) {
-			return false, d.refuse(rec)
-		}
-		return false, nil
-	case d.retry != nil:
+	if rec.State != control.StateDraining {
+		c.s.epoch.Store(rec.Epoch)
 		return false, nil
 	}
-	return d.fixCut(rec)
-}
-
-// begin drains to the cut of the record. It reports false when the flow is beyond
-// it already.
-func (d *drainer) begin(rec control.Record) bool {
-	d.epoch, d.cut = rec.Epoch, rec.Drain.Cut
-	d.w.status.phase("draining")
-	for stream, at := range d.limit(d.cut) {
-		if cut, ok := d.cut[stream]; ok && at > cut {
-			return false
+	if time.Now().Before(c.drain.retryAt) && (rec.Drain.Cut == nil || c.drain.cut != nil) {
+		return false, nil
+	}
+	c.drain.retryAt = time.Time{}
+	if rec.Drain.Cut == nil {
+		return false, c.seekCut(rec)
+	}
+	if c.drain.cut == nil {
+		if ok, err := c.begin(rec); err != nil || !ok {
+			return false, err
 		}
 	}
-	d.s.log.Info("draining", "epoch", rec.Epoch, "cut", control.FormatCut(d.cut), "mode", rec.Drain.Command.Mode)
-	return true
+	return false, c.toCut(rec)
 }
 
-// refuse cancels a drain whose cut cannot be kept: a process that had lost the
-// flow fixed it late, when this one had read on.
-func (d *drainer) refuse(rec control.Record) error {
+// cancelled lets the readers go on after a drain that is not under way any more.
+func (c *conductor) cancelled(rec control.Record) error {
+	c.s.log.Info("the drain was cancelled; going on", "epoch", c.drain.epoch, "now", rec.State)
+	if err := c.halt(); err != nil {
+		return err
+	}
+	for _, r := range c.s.readers {
+		r.unlimit()
+	}
+	c.drain = drain{}
+	c.s.owned.Add(-c.s.done.Swap(0))
+	c.w.status.phase("running")
+	return nil
+}
+
+// begin drains to the cut of the record. It reports false when it cannot.
+func (c *conductor) begin(rec control.Record) (ok bool, err error) {
+	// Those that stand before a time have to go on.
+	if err := c.halt(); err != nil {
+		return false, err
+	}
+	c.drain = drain{epoch: rec.Epoch, cut: rec.Drain.Cut}
+	c.w.status.phase("draining")
+	for _, r := range c.s.readers {
+		if _, ok := r.setLimit(c.drain.cut[r.stream]); !ok {
+			return false, c.refuse(rec)
+		}
+	}
+	c.s.log.Info("draining", "epoch", rec.Epoch, "cut", control.FormatCut(c.drain.cut), "mode", rec.Drain.Command.Mode)
+	return true, nil
+}
+
+// refuse cancels a drain whose cut cannot be kept: a process that had lost its
+// tasks fixed it late, when this one had read on.
+func (c *conductor) refuse(rec control.Record) error {
 	why := fmt.Sprintf("epoch %d: the cut %s was fixed by a process that was not active any more, the flow is beyond it: drain again",
 		rec.Epoch, control.FormatCut(rec.Drain.Cut))
-	d.s.log.Warn("the drain was cancelled", "epoch", rec.Epoch, "err", why)
-	next, err := d.s.ctl.Resume(d.s.ctx, why)
+	c.s.log.Warn("the drain was cancelled", "epoch", rec.Epoch, "err", why)
+	next, err := c.s.ctl.Resume(c.s.ctx, why)
 	if err == nil {
-		_, err = d.s.ctl.SetError(d.s.ctx, why)
+		_, err = c.s.ctl.SetError(c.s.ctx, why)
 	}
 	if err != nil {
 		return err
 	}
-	d.w.records.put(next)
-	return d.restart()
+	c.w.records.put(next)
+	c.s.wake()
+	return nil
 }
 
-// fixCut decides where the drain cuts and writes it into the record.
-func (d *drainer) fixCut(rec control.Record) (restart bool, err error) {
-	if d.epoch == 0 {
-		d.epoch = rec.Epoch
-		d.w.status.phase("draining")
-	}
-	d.undecided = true
-	if d.proposed == nil {
-		if wait := notYet(rec.Drain.Command.At); wait > 0 {
-			// A resume may come before.
-			d.undecided = false
-			d.retry = time.After(wait)
-			return false, nil
+// seekCut stops the readers, lets the others know where they stand, and fixes the
+// cut when all workers have done so. Any of them may do it.
+func (c *conductor) seekCut(rec control.Record) error {
+	c.drain.epoch = rec.Epoch
+	c.w.status.phase("draining")
+	if wait := notYet(rec.Drain.Command.At); wait > 0 {
+		// Reading goes on until then, and a resume may come before.
+		for _, r := range c.s.readers {
+			r.setUntil(rec.Drain.Command.At.Time)
 		}
-		cut, err := d.choose(rec.Drain.Command.At)
-		if err != nil {
-			return false, d.later(err)
+		c.drain.retryAt = time.Now().Add(wait)
+		return nil
+	}
+	c.drain.undecided = true
+	if c.reading {
+		if err := c.halt(); err != nil {
+			return err
 		}
-		d.proposed = cut
 	}
-	d.undecided = false
-	read := d.limit(d.proposed)
-	if err := d.s.cfg.reached(d.s.ctx, "cut-chosen", ""); err != nil {
-		return false, err
+	if c.opening != nil {
+		return nil // they are a part of what is to be told
 	}
-	next, err := d.s.ctl.FixCut(d.s.ctx, rec.Epoch, d.proposed, read)
-	switch {
-	case errors.Is(err, control.ErrCutBehind), errors.Is(err, control.ErrNotDraining):
+	err := c.fixCut(rec)
+	if err != nil && bus.Retryable(err) {
+		c.s.log.Warn("the drain waits for the server", "err", err)
+		c.drain.retryAt = time.Now().Add(drainRetry)
+		return nil
+	}
+	return err
+}
+
+func (c *conductor) fixCut(rec control.Record) error {
+	if err := c.tellStopped(rec.Epoch); err != nil {
+		return err
+	}
+	reached, ok, err := c.reached(rec.Epoch)
+	if err != nil {
+		return err
+	}
+	if !ok {
+		c.drain.again(waitDrain, 10*waitDrain)
+		return nil
+	}
+	cut, err := c.choose(rec.Drain.Command.At, reached)
+	if err != nil {
+		return err
+	}
+	if err := c.s.cfg.reached(c.s.ctx, "cut-chosen", ""); err != nil {
+		return err
+	}
+	next, err := c.s.ctl.FixCut(c.s.ctx, rec.Epoch, cut, reached)
+	if errors.Is(err, control.ErrCutBehind) || errors.Is(err, control.ErrNotDraining) {
 		// The record says what came of it.
-		d.s.log.Warn("the drain was refused", "epoch", rec.Epoch, "err", err)
-		fresh, err := d.s.ctl.Record(d.s.ctx)
-		if err != nil {
-			return false, d.later(err)
+		c.s.log.Warn("the drain was refused", "epoch", rec.Epoch, "err", err)
+		next, err = c.s.ctl.Record(c.s.ctx)
+	}
+	if err != nil {
+		return err
+	}
+	if err := c.s.cfg.reached(c.s.ctx, "cut-fixed", ""); err != nil {
+		return err
+	}
+	c.w.records.put(next)
+	c.s.wake()
+	return nil
+}
+
+// tellStopped lets the others know where the readers stand.
+func (c *conductor) tellStopped(epoch uint64) error {
+	tasks := c.staying()
+	if c.drain.told || len(tasks) == 0 {
+		return nil
+	}
+	at := make(map[string]uint64, len(c.s.readers))
+	for _, r := range c.s.readers {
+		at[r.stream] = r.furthest()
+	}
+	if err := c.member.Tell(c.s.ctx, &control.Stopped{Epoch: epoch, Positions: at, Tasks: tasks}); err != nil {
+		return err
+	}
+	c.drain.told = true
+	return c.s.cfg.reached(c.s.ctx, "stop-told", "")
+}
+
+// reached returns how far the flow is in each source, when all its tasks stand.
+func (c *conductor) reached(epoch uint64) (map[string]uint64, bool, error) {
+	members, _, err := c.s.ctl.Members(c.s.ctx)
+	if err != nil {
+		return nil, false, err
+	}
+	var stops []control.Stopped
+	for _, m := range members {
+		if m.Stopped != nil {
+			stops = append(stops, *m.Stopped)
 		}
-		d.epoch, d.proposed = 0, nil
-		d.w.records.put(fresh)
-		d.w.status.phase("running")
-		// A reader that has come to its limit needs a new session.
-		return !d.unlimit(), nil
-	case err != nil:
-		return false, d.later(err)
 	}
-	if err := d.s.cfg.reached(d.s.ctx, "cut-fixed", ""); err != nil {
-		return false, err
-	}
-	d.w.records.put(next)
-	return false, nil
+	at, ok := control.CutOf(stops, c.w.taskNames, epoch)
+	return at, ok, nil
 }
 
 // notYet returns how long a time that a drain waits for is away.
@@ -190,51 +224,32 @@ func notYet(at control.At) time.Duration {
 	return time.Until(at.Time)
 }
 
-// later tries again in a moment what failed because the server is away.
-func (d *drainer) later(err error) error {
-	if !bus.Retryable(err) {
-		return err
-	}
-	d.s.log.Warn("the drain waits for the server", "err", err)
-	d.retry = time.After(drainRetry)
-	return nil
-}
-
-// choose returns the cut that a command asks for. For "now" the readers stop
-// where they are.
-func (d *drainer) choose(at control.At) (map[string]uint64, error) {
-	ctx := d.s.ctx
-	if at.Kind == control.AtNow {
-		cut := make(map[string]uint64, len(d.s.readers))
-		for _, r := range d.s.readers {
-			cut[r.stream] = r.stopForCut()
-		}
-		return cut, nil
-	}
-	cut := make(map[string]uint64, len(d.s.readers))
-	for _, r := range d.s.readers {
+// choose returns the cut that a command asks for, when the flow stands at the
+// positions reached.
+func (c *conductor) choose(at control.At, reached map[string]uint64) (map[string]uint64, error) {
+	ctx := c.s.ctx
+	cut := make(map[string]uint64, len(c.s.readers))
+	for _, r := range c.s.readers {
+		// A source that the command does not name stops where it is.
+		seq := reached[r.stream]
 		switch at.Kind {
 		case control.AtHead:
-			info, err := d.s.conn.Stream(ctx, r.stream)
+			info, err := c.s.conn.Stream(ctx, r.stream)
 			if err != nil {
 				return nil, err
 			}
-			read, _ := r.position()
-			cut[r.stream] = max(info.LastSeq, read, r.ahead)
+			seq = max(seq, info.LastSeq)
 		case control.AtTime:
-			seq, err := d.s.conn.SeqAt(ctx, r.stream, at.Time)
-			if err != nil {
+			var err error
+			if seq, err = c.s.conn.SeqAt(ctx, r.stream, at.Time); err != nil {
 				return nil, err
 			}
-			cut[r.stream] = seq
 		case control.AtSeq:
-			seq, ok := at.Seq[r.stream]
-			if !ok {
-				// A source that the command does not name stops where it is.
-				seq = r.stopForCut()
+			if want, ok := at.Seq[r.stream]; ok {
+				seq = want
 			}
-			cut[r.stream] = seq
 		}
+		cut[r.stream] = seq
 	}
 	for stream, seq := range at.Seq {
 		if _, ok := cut[stream]; !ok {
@@ -245,97 +260,98 @@ func (d *drainer) choose(at control.At) (map[string]uint64, error) {
 	return cut, nil
 }
 
-// limit makes the readers stop at the cut and returns where the flow is in each
-// source. A reader that is beyond the cut is left as it is.
-func (d *drainer) limit(cut map[string]uint64) map[string]uint64 {
-	read := make(map[string]uint64, len(d.s.readers))
-	for _, r := range d.s.readers {
-		if at, ok := cut[r.stream]; ok {
-			read[r.stream], _ = r.setLimit(at)
-		} else {
-			read[r.stream] = r.stopForCut()
+// toCut ends the tasks when everything up to the cut has been read, and the drain
+// when all tasks of the flow have ended.
+func (c *conductor) toCut(rec control.Record) error {
+	if c.reading && c.atLimits() {
+		if err := c.halt(); err != nil {
+			return err
+		}
+		positions := make([]uint64, len(c.s.readers))
+		for i, r := range c.s.readers {
+			positions[i] = c.drain.cut[r.stream]
+		}
+		return c.end(c.staying(), rec.Epoch, positions)
+	}
+	if len(c.held) > 0 || c.opening != nil {
+		return nil
+	}
+	err := c.finish(rec)
+	if err != nil && bus.Retryable(err) {
+		c.s.log.Warn("the drain waits for the server", "err", err)
+		c.drain.retryAt = time.Now().Add(drainRetry)
+		return nil
+	}
+	return err
+}
+
+// finish records the end of the drain if every task of the flow has its final
+// entry. Whoever hands the last one over sees that; the others look now and then,
+// since that one may die before it can say so.
+func (c *conductor) finish(rec control.Record) error {
+	tasks, err := c.s.ctl.Tasks(c.s.ctx)
+	if err != nil {
+		return err
+	}
+	for _, name := range c.w.taskNames {
+		if !isFinal(tasks[name], rec.Epoch) {
+			c.drain.again(4*waitDrain, 40*waitDrain)
+			return nil
 		}
 	}
-	return read
-}
-
-// unlimit lets the readers go on. It reports false if one cannot.
-func (d *drainer) unlimit() bool {
-	all := true
-	for _, r := range d.s.readers {
-		all = r.unlimit() && all
+	if err := c.s.cfg.reached(c.s.ctx, "drained-unrecorded", ""); err != nil {
+		return err
 	}
-	return all
-}
-
-// leave ends the session where it is.
-func (d *drainer) leave() error {
-	d.w.status.phase("leaving")
-	began := time.Now()
-	d.s.stopReaders()
-	at, err := d.s.finish(0)
+	report, err := c.report(rec, tasks)
 	if err != nil {
-		return d.s.cause(err)
+		return err
 	}
-	d.s.log.Info("left; everything read is committed and published", "positions", control.FormatCut(at), "took", time.Since(began).Round(time.Millisecond))
+	next, err := c.s.ctl.Drained(c.s.ctx, rec.Epoch, report)
+	if errors.Is(err, control.ErrNotDraining) {
+		// It was cancelled in the last moment.
+		next, err = c.s.ctl.Record(c.s.ctx)
+	}
+	if err != nil {
+		return err
+	}
+	if next.Report != nil && next.Report.Epoch == rec.Epoch && next.Report.Worker == c.s.cfg.Name {
+		c.w.publishReport(next.Report)
+	}
+	c.w.records.put(next)
+	c.s.wake()
 	return nil
 }
 
-// restart leaves and asks for a new session: a reader that has ended does not
-// read on.
-func (d *drainer) restart() error {
-	d.s.stopReaders()
-	if _, err := d.s.finish(0); err != nil {
-		return d.s.cause(err)
-	}
-	return errRestart
-}
-
-// finish completes the drain: every task has applied exactly the records up to
-// the cut.
-func (d *drainer) finish() error {
-	s := d.s
-	if _, err := s.finish(d.epoch); err != nil {
-		return s.cause(err)
-	}
-	if err := s.cfg.reached(s.ctx, "drained-unrecorded", ""); err != nil {
-		return err
-	}
+// report says what a drain did, from what the tasks left.
+func (c *conductor) report(rec control.Record, tasks map[string]control.TaskRecord) (control.Report, error) {
 	report := control.Report{
-		Epoch: d.epoch, Cut: maps.Clone(d.cut), Records: map[string]uint64{}, Tasks: len(s.tasks), Worker: s.cfg.Name,
+		Epoch: rec.Epoch, Cut: rec.Drain.Cut, Records: map[string]uint64{}, Tasks: len(c.w.taskNames), Worker: c.s.cfg.Name,
+		Mode: rec.Drain.Command.Mode, Reason: rec.Drain.Command.Reason, Duration: max(0, time.Since(rec.Drain.Since)),
 	}
-	rec := d.w.records.latest()
-	if rec.Drain != nil {
-		report.Mode, report.Reason = rec.Drain.Command.Mode, rec.Drain.Command.Reason
-		report.Duration = max(0, time.Since(rec.Drain.Since))
-	}
-	for _, r := range s.readers {
-		_, report.Records[r.stream] = r.position()
-	}
-	for _, t := range s.tasks {
-		report.Results += t.head.Results
-		report.DeadLetters += t.head.DeadLetters
-	}
-	wait := newPatience(s, "record the end of the drain")
-	for {
-		var err error
-		if report.SnapshotBytes, err = s.bucket.Bytes(s.ctx); err == nil {
-			_, err = s.ctl.Drained(s.ctx, d.epoch, report)
-		}
-		switch {
-		case err == nil:
-			wait.over()
-			s.log.Info("drained", "epoch", d.epoch, "cut", control.FormatCut(d.cut), "results", report.Results,
-				"dead_letters", report.DeadLetters, "took", report.Duration.Round(time.Millisecond))
-			return nil
-		case errors.Is(err, control.ErrNotDraining):
-			// It was cancelled in the last moment.
-			return errRestart
-		case !bus.Retryable(err):
-			return err
-		}
-		if err := wait.next(s.ctx, err); err != nil {
-			return err
+	workers := map[string]bool{}
+	var last time.Time
+	for _, name := range c.w.taskNames {
+		final := tasks[name].Final
+		report.Results += final.Results
+		report.DeadLetters += final.DeadLetters
+		workers[final.Worker] = true
+		if final.Time.After(last) {
+			last, report.Last = final.Time, final.Worker
 		}
 	}
+	report.Workers = len(workers)
+	former := map[string]uint64{}
+	if rec.Report != nil {
+		former = rec.Report.Cut
+	}
+	for _, src := range c.s.sources {
+		n, err := c.s.conn.Count(c.s.ctx, src.Stream, src.Subjects, former[src.Stream]+1, report.Cut[src.Stream])
+		if err != nil {
+			return report, fmt.Errorf("count the records of the drain: %w", err)
+		}
+		report.Records[src.Stream] = n
+	}
+	var err error
+	report.SnapshotBytes, err = c.s.bucket.Bytes(c.s.ctx)
+	return report, err
 }

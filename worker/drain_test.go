@@ -401,7 +401,7 @@ func TestDrain_resumeBehindAnother(t *testing.T) {
 		l.more(100)
 		b := l.start(f, Config{Name: "b", Resume: true}, nil)
 		l.awaitResults(a, 200)
-		l.awaitPhase(b, "standing by")
+		l.awaitPhase(b, "running")
 		// A drain ends both.
 		l.send("control.drain.count", "")
 		for _, p := range []*process{a, b} {

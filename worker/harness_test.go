@@ -34,9 +34,12 @@ type counted struct {
 type countFlow struct {
 	name    string
 	sources []string
-	sink    string
-	bucket  string
-	options flow.Options
+	// subjects and partitionBy are those of the sources.
+	subjects    []string
+	partitionBy []int
+	sink        string
+	bucket      string
+	options     flow.Options
 	// stopAt asks for a drain when a key has that many records.
 	stopAt int
 	// decode, key and step are called with each record; they may block, fail or
@@ -69,7 +72,7 @@ func (c countFlow) build(tb testing.TB) *flow.Flow {
 	b := flow.New(c.name, c.options)
 	var keyed []flow.Stream[string]
 	for _, source := range c.sources {
-		src := flow.From(b, flow.Source{Stream: source}, func(m *flow.Meta, data []byte) (string, error) {
+		src := flow.From(b, flow.Source{Stream: source, Subjects: c.subjects, PartitionBy: c.partitionBy}, func(m *flow.Meta, data []byte) (string, error) {
 			return string(data), call(c.decode, m, string(data))
 		}, flow.ID("from-"+source))
 		keyed = append(keyed, flow.KeyBy(src, func(m *flow.Meta, v string) (string, error) {
@@ -565,5 +568,14 @@ func (l *lab) judgeAtLeast(stream string) {
 	}
 	if diff := cmp.Diff(l.fed, got); diff != "" {
 		l.tb.Fatalf("%s: results of each key (-want +got):\n%s", stream, diff)
+	}
+}
+
+func isClosed(ch <-chan struct{}) bool {
+	select {
+	case <-ch:
+		return true
+	default:
+		return false
 	}
 }

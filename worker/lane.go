@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"math"
+	"slices"
 	"time"
 
 	"natsflow/flow"
@@ -35,15 +37,27 @@ type chunk struct {
 	batches []*flow.Batch
 }
 
-// laneInput is a chunk, or the end of the session's input.
+// laneInput is a chunk, or a change of what the lane has to do. All that came
+// before it has been processed when the lane takes it.
 type laneInput struct {
 	chunk chunk
+	adopt *adoption
 	end   *ending
 }
 
-// ending says how a session ends.
+// adoption gives tasks to a lane. Nothing is being read meanwhile.
+type adoption struct {
+	tasks []*task
+	// positions of the sources, by index, behind which reading goes on. They may
+	// be before what the lane's other tasks have processed.
+	positions []uint64
+}
+
+// ending takes tasks from a lane, which commits and releases them. Nothing more
+// comes for them.
 type ending struct {
-	// epoch of a drain, 0 when leaving.
+	tasks []*task
+	// epoch of a drain, 0 when they are given away.
 	epoch uint64
 	// positions of the sources, by index: the cut of a drain.
 	positions []uint64
@@ -57,8 +71,8 @@ type task struct {
 	jobs chan job
 	// head is what the log says, as of the last commit that was handed over.
 	head kvsnap.Head
-	// floor holds the positions at the start, by source: records up to them are
-	// part of the state.
+	// floor holds, by source, positions up to which records are part of the state
+	// though the lane has not come so far: it may have gone back for another task.
 	floor []uint64
 	// fences are the last sequences of the task's fence subject in each target.
 	fences []uint64
@@ -86,10 +100,16 @@ type task struct {
 	baseUnhook func() bool
 	// baseAfter is when the next base may be begun, after one was refused.
 	baseAfter time.Time
-	// ended: the final job was handed over.
+	// end says that the task is to be committed and released, ended that its
+	// last job was handed over.
+	end   *ending
 	ended bool
-	// released: nothing is left to do.
-	released bool
+	// last are the positions at which it ends.
+	last []uint64
+	// keys is the number of keys with state when the task came, seen the positions
+	// up to which the readers have passed it records. They are the conductor's.
+	keys int
+	seen []uint64
 }
 
 // lane runs the tasks of some partitions.
@@ -100,19 +120,21 @@ type lane struct {
 	done  chan result
 	tasks []*task
 	byPos map[int]*task
+	// kept are the partitions whose tasks left with results that a sink refuses.
+	kept map[int]bool
 	// pos is how far the lane has processed each source.
 	pos []uint64
-	end *ending
 }
 
+// run processes what comes until ctx ends.
 func (l *lane) run(ctx context.Context) error {
 	commit := time.NewTicker(l.s.interval)
 	defer commit.Stop()
 	idle := time.NewTicker(idleCheck)
 	defer idle.Stop()
-	for !l.finished() {
+	for {
 		in := l.in
-		if l.congested() || l.end != nil {
+		if l.congested() {
 			in = nil
 		}
 		if l.imaging() {
@@ -151,26 +173,13 @@ func (l *lane) run(ctx context.Context) error {
 			return err
 		}
 	}
-	return nil
-}
-
-func (l *lane) finished() bool {
-	if l.end == nil {
-		return false
-	}
-	for _, t := range l.tasks {
-		if !t.released {
-			return false
-		}
-	}
-	return true
 }
 
 // congested reports whether a task has so much waiting for its commit that the
 // lane must not take more.
 func (l *lane) congested() bool {
 	for _, t := range l.tasks {
-		if t.inFlight && t.flow.Pending() > l.s.cfg.MaxPending {
+		if t.inFlight && !t.ended && t.flow.Pending() > l.s.cfg.MaxPending {
 			return true
 		}
 	}
@@ -178,18 +187,20 @@ func (l *lane) congested() bool {
 }
 
 func (l *lane) take(ctx context.Context, msg laneInput) error {
-	if msg.end != nil {
-		l.end = msg.end
-		copy(l.pos, msg.end.positions)
-		for _, t := range l.tasks {
-			if !t.baseHanded {
-				t.dropBase()
-			}
-		}
+	switch {
+	case msg.adopt != nil:
+		l.adopt(msg.adopt)
+		return nil
+	case msg.end != nil:
+		l.begin(msg.end)
 		return nil
 	}
 	for _, b := range msg.chunk.batches {
 		t := l.byPos[b.Partition]
+		if t == nil && l.kept[b.Partition] {
+			b.Release() // it is read again by whoever publishes what was kept
+			continue
+		}
 		if !t.flow.Dirty() {
 			t.dirtySince = time.Now()
 		}
@@ -206,6 +217,41 @@ func (l *lane) take(ctx context.Context, msg laneInput) error {
 	return nil
 }
 
+// adopt takes tasks over, and goes back for them to where they are. What the
+// lane's other tasks have processed since then is part of their state.
+func (l *lane) adopt(a *adoption) {
+	for _, t := range l.tasks {
+		t.floor = l.positions(t)
+	}
+	copy(l.pos, a.positions)
+	for _, t := range a.tasks {
+		l.tasks = append(l.tasks, t)
+		l.byPos[t.id.Partition] = t
+	}
+	l.s.progress(l)
+}
+
+// begin begins to end tasks.
+func (l *lane) begin(e *ending) {
+	for i, p := range e.positions {
+		l.pos[i] = max(l.pos[i], p)
+	}
+	for _, t := range e.tasks {
+		// From here on the lane goes on without it, while a commit may be in flight.
+		t.last = l.positions(t)
+		t.end = e
+		if !t.baseHanded {
+			t.dropBase()
+		}
+	}
+}
+
+// drop forgets a task that was released.
+func (l *lane) drop(t *task) {
+	l.tasks = slices.DeleteFunc(l.tasks, func(o *task) bool { return o == t })
+	delete(l.byPos, t.id.Partition)
+}
+
 // sealDue seals the tasks that should commit now: all that have changed when the
 // lane has nothing else to do, those that waited long or hold much otherwise.
 func (l *lane) sealDue() error {
@@ -216,7 +262,7 @@ func (l *lane) sealDue() error {
 		}
 		dirty := t.flow.Dirty()
 		switch {
-		case l.end != nil:
+		case t.end != nil:
 			if err := l.sealLast(t, dirty); err != nil {
 				return err
 			}
@@ -239,7 +285,7 @@ func (l *lane) sealLast(t *task, dirty bool) error {
 	}
 	t.ended = true
 	h := l.nextHead(t, flow.Sealed{})
-	h.Epoch, h.Final = max(l.s.epoch, l.end.epoch), l.end.epoch > 0
+	h.Epoch, h.Final = max(h.Epoch, t.end.epoch), t.end.epoch > 0
 	l.hand(t, job{release: true, head: h, positions: l.positions(t)})
 	return nil
 }
@@ -252,7 +298,7 @@ func (l *lane) seal(t *task, last bool) error {
 	}
 	h := l.nextHead(t, sealed)
 	if last {
-		h.Epoch = max(l.s.epoch, l.end.epoch)
+		h.Epoch = max(h.Epoch, t.end.epoch)
 	}
 	l.hand(t, job{sealed: sealed, head: h, positions: l.positions(t)})
 	t.unconfirmed = sealed.Outputs > 0
@@ -269,6 +315,9 @@ func (l *lane) hand(t *task, j job) {
 
 // positions returns how far the task has processed each source.
 func (l *lane) positions(t *task) []uint64 {
+	if t.end != nil {
+		return slices.Clone(t.last)
+	}
 	p := make([]uint64, len(l.pos))
 	for i := range p {
 		p[i] = max(l.pos[i], t.floor[i])
@@ -287,7 +336,7 @@ func (l *lane) nextHead(t *task, sealed flow.Sealed) kvsnap.Head {
 	for i, p := range l.positions(t) {
 		h.Offsets[l.s.sources[i].Stream] = p
 	}
-	h.Epoch, h.Final = l.s.epoch, false
+	h.Epoch, h.Final = l.s.epoch.Load(), false
 	h.Records += uint64(sealed.Records)
 	h.Results += uint64(sealed.Outputs - sealed.DeadLetters)
 	h.DeadLetters += uint64(sealed.DeadLetters)
@@ -297,12 +346,18 @@ func (l *lane) nextHead(t *task, sealed flow.Sealed) kvsnap.Head {
 // jobDone takes back a task whose job is done.
 func (l *lane) jobDone(r result) {
 	t := r.task
+	if r.kept {
+		// Its committer has gone and nothing can be handed to it any more. It
+		// stays in flight: what it has in hand is not published.
+		t.ended = true
+		l.kept[t.id.Partition] = true
+		l.drop(t)
+		l.s.released <- t
+		return
+	}
 	t.inFlight = false
 	if r.positions != nil {
 		t.confirmed = r.positions
-	}
-	if r.released {
-		t.released = true
 	}
 	if t.baseHanded {
 		t.dropBase()
@@ -310,8 +365,12 @@ func (l *lane) jobDone(r result) {
 			t.baseAfter = time.Now().Add(baseRetry)
 		}
 	}
+	if r.released {
+		l.drop(t)
+		l.s.released <- t
+	}
 	l.s.progress(l)
-	if l.end == nil && t.base == nil && !time.Now().Before(t.baseAfter) && t.log.BaseDue() {
+	if t.end == nil && t.base == nil && !time.Now().Before(t.baseAfter) && t.log.BaseDue() {
 		// No append is on its way, so that every change so far is in the log and
 		// every later one will be in an entry after it.
 		t.base = t.log.BeginBase()
@@ -381,8 +440,12 @@ func (l *lane) commitIdle() {
 }
 
 // lowest returns, for a source, a position that every task of the lane has
-// committed and published, counting a task that had nothing to commit.
+// committed and published, counting a task that had nothing to commit; the
+// highest number if the lane has no tasks.
 func (l *lane) lowest(source int) uint64 {
+	if len(l.tasks) == 0 {
+		return math.MaxUint64
+	}
 	low := l.pos[source]
 	for _, t := range l.tasks {
 		if t.inFlight || t.flow.Dirty() {

@@ -9,11 +9,11 @@ import (
 	"natsflow/kvsnap"
 )
 
-// Metrics are the counters of a worker. Their labels are the flow's name only.
+// Metrics are the counters of a worker. Their labels are the flow's name, and the source where there is one for each.
 type Metrics struct {
 	commits, records, results, dead, publishes prometheus.Counter
 	stateBytes                                 prometheus.Counter
-	position                                   *prometheus.GaugeVec
+	position, headroom                         *prometheus.GaugeVec
 	written                                    *prometheus.CounterVec
 }
 
@@ -35,6 +35,19 @@ func NewMetrics(r prometheus.Registerer, flowName string) (*Metrics, error) {
 		}
 		return c
 	}
+	gauges := func(name, help string) *prometheus.GaugeVec {
+		v := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help, ConstLabels: labels}, []string{"source"})
+		if err := r.Register(v); err != nil {
+			var again prometheus.AlreadyRegisteredError
+			if errors.As(err, &again) {
+				if was, ok := again.ExistingCollector.(*prometheus.GaugeVec); ok {
+					return was
+				}
+			}
+			errs = append(errs, err)
+		}
+		return v
+	}
 	m := &Metrics{
 		commits:    counter("natsflow_commits_total", "Commits appended to the task logs."),
 		records:    counter("natsflow_records_total", "Records applied by committed entries."),
@@ -42,17 +55,9 @@ func NewMetrics(r prometheus.Registerer, flowName string) (*Metrics, error) {
 		dead:       counter("natsflow_dead_letters_total", "Dead letters in committed entries."),
 		publishes:  counter("natsflow_published_total", "Messages published to sinks and acknowledged."),
 		stateBytes: counter("natsflow_state_delta_bytes_total", "Bytes of changed state in committed entries, before compression."),
-		position: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "natsflow_source_position_sequence", Help: "Sequence up to which a source is processed, committed and published.", ConstLabels: labels,
-		}, []string{"source"}),
-	}
-	if err := r.Register(m.position); err != nil {
-		var again prometheus.AlreadyRegisteredError
-		if !errors.As(err, &again) {
-			errs = append(errs, err)
-		} else if was, ok := again.ExistingCollector.(*prometheus.GaugeVec); ok {
-			m.position = was
-		}
+		position:   gauges("natsflow_source_position_sequence", "Sequence up to which a source is processed, committed and published."),
+		headroom: gauges("natsflow_source_limit_headroom_ratio",
+			"How far a source is from dropping messages that this worker has not processed: 1 is all of the nearest limit left, or no limit, 0 at the limit."),
 	}
 	m.written = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "natsflow_snapshot_written_bytes_total", Help: "Bytes written to the snapshot bucket, as stored.", ConstLabels: labels,

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"natsflow/bus"
@@ -27,18 +29,36 @@ const (
 	sourceCheck = 10 * time.Second
 )
 
-var errReachedLimit = errors.New("reached the limit")
+var (
+	errReachedLimit = errors.New("reached the limit")
+	errHalted       = errors.New("halted")
+)
 
-// reader takes one source through the steps before the key.
+// reader takes one source through the steps before the key. It reads in scans:
+// between two of them the tasks that it reads for can change, and the position.
 type reader struct {
 	s      *session
 	source int
 	stream string
-	cursor *bus.Cursor
+	// gaps looks for messages that were dropped unread, behind the last seek.
+	gaps *gaps
 	// created tells the stream from another one of the same name.
 	created time.Time
-	// ahead is the highest position that a task has: a cut cannot be before it.
-	ahead uint64
+	// mirror is what is read in place of a source that the server partitions, else
+	// nil. owned are the partitions that are read for, inCursor those that the cursor
+	// reads.
+	mirror   *mirror
+	owned    []bool
+	inCursor []bool
+
+	// cursor is nil before the first tasks came.
+	cursor atomic.Pointer[bus.Cursor]
+	// Between two scans the conductor has these: whether the cursor has to be made
+	// anew before it is used again, how to end the scan, and what is closed when
+	// that has ended.
+	stale  bool
+	halter context.CancelCauseFunc
+	over   chan struct{}
 
 	// routing guards what follows. It is held while a batch waits for a lane, so
 	// only what reads the source may wait for it.
@@ -57,24 +77,143 @@ type reader struct {
 	// be asked for again, and nothing after it has been looked at.
 	read  uint64
 	count uint64
-	// limit is the last sequence to read.
+	// ahead is the highest position that a task has had: a cut cannot be before it.
+	ahead uint64
+	// limit is the last sequence to read, until the latest timestamp.
 	limit uint64
+	until int64
 	// limited is closed when a limit is set, to wake who waits for it.
 	limited chan struct{}
 	// ended: it has reached its limit and does not read on, whatever comes.
 	ended bool
 }
 
-func newReader(s *session, source int, info bus.StreamInfo, from, ahead uint64) *reader {
-	return &reader{
-		s: s, source: source, stream: info.Name, created: info.Created, ahead: ahead, router: s.flow.Router(source),
-		routed: from - 1, read: from - 1, out: make([][]*flow.Batch, len(s.lanes)),
-		limit: math.MaxUint64, limited: make(chan struct{}),
+func newReader(s *session, source int) *reader {
+	r := &reader{
+		s: s, source: source, stream: s.sources[source].Stream, router: s.flow.Router(source),
+		mirror: s.mirrors[source], owned: make([]bool, s.flow.Options().Partitions),
+		out: make([][]*flow.Batch, len(s.lanes)), limit: math.MaxUint64, until: math.MaxInt64, limited: make(chan struct{}),
+	}
+	for p := range s.flow.Options().Partitions {
+		r.disown(p)
+	}
+	return r
+}
+
+// own makes the router pass records of a partition behind a sequence, disown none.
+func (r *reader) own(partition int, seen uint64) {
+	r.router.Seen(partition, seen)
+	r.owned[partition] = true
+}
+
+func (r *reader) disown(partition int) {
+	r.router.Seen(partition, math.MaxUint64)
+	r.owned[partition] = false
+}
+
+// seek makes the next scan begin behind a sequence. The cursor is made anew if
+// it stands elsewhere, or reads other partitions.
+func (r *reader) seek(ctx context.Context, through uint64) error {
+	r.mu.Lock()
+	stale := through != r.read || r.outdated()
+	// The tasks that were here stay where they are.
+	r.ahead = max(r.ahead, r.read)
+	r.read, r.ended = through, false
+	r.mu.Unlock()
+	r.routed = through
+	if !stale {
+		return nil
+	}
+	info, err := r.s.conn.Stream(ctx, r.stream)
+	if err != nil {
+		return fmt.Errorf("source %s: %w", r.stream, err)
+	}
+	from, gap, err := checkSource(info, through, r.s.cfg.AcceptGap)
+	if err != nil {
+		return err
+	}
+	if gap > 0 {
+		r.s.log.Warn("going on without messages that are gone from the source", "source", r.stream, "missing", gap, "from", info.FirstSeq)
+	}
+	r.close(ctx)
+	cfg := bus.CursorConfig{
+		Stream: r.stream, Subjects: r.s.sources[r.source].Subjects, From: from,
+		Name: "natsflow-" + r.s.flow.Name() + "-" + r.s.cfg.Name, Logger: r.s.log,
+	}
+	if r.mirror != nil {
+		if err := r.mirror.check(ctx, r.s.conn, from); err != nil {
+			return err
+		}
+		cfg.Stream, cfg.Subjects = r.mirror.name, partitionFilters(r.owned)
+		r.inCursor = slices.Clone(r.owned)
+	}
+	cursor, err := r.s.conn.OpenCursor(ctx, cfg)
+	if err != nil {
+		return fmt.Errorf("source %s: %w", r.stream, err)
+	}
+	r.cursor.Store(cursor)
+	r.gaps = newGaps(r.s, r.source, info, from)
+	if r.mirror != nil {
+		r.gaps.whole = false
+	}
+	r.created, r.stale = info.Created, false
+	return nil
+}
+
+// ack acks what stands at or before a sequence.
+func (r *reader) ack(seq uint64) {
+	if cursor := r.cursor.Load(); cursor != nil {
+		cursor.Ack(seq)
 	}
 }
 
-// run reads until the limit is reached.
-func (r *reader) run(ctx context.Context) error {
+// close removes the cursor when the server can be reached.
+func (r *reader) close(ctx context.Context) {
+	cursor := r.cursor.Load()
+	if cursor == nil || !r.s.conn.Connected() {
+		return
+	}
+	if err := cursor.Close(ctx); err != nil {
+		r.s.log.Debug("the cursor was not removed; it goes by itself", "source", r.stream, "err", err)
+	}
+}
+
+// start begins a scan where the last one ended, or where seek said.
+func (r *reader) start() {
+	ctx, cancel := context.WithCancelCause(r.s.ctx)
+	over := make(chan struct{})
+	r.halter, r.over = cancel, over
+	r.s.wg.Go(func() {
+		defer close(over)
+		defer cancel(nil)
+		err := r.scan(ctx)
+		switch {
+		case errors.Is(err, errReachedLimit):
+			r.stale = true // the message that it stopped at is not handled for the cursor
+			r.s.wake()
+		case errors.Is(err, errHalted):
+		case r.mirror != nil && errors.Is(err, bus.ErrNotFound):
+			// It is disposable: the next session makes it anew.
+			r.s.cancel(fmt.Errorf("%w: mirror %s of source %s: %w", errAway, r.mirror.name, r.stream, err))
+		default:
+			r.s.cancel(fmt.Errorf("source %s: %w", r.stream, err))
+		}
+	})
+}
+
+// halt ends the scan where it is. All that was read is with the lanes then.
+func (r *reader) halt() {
+	if r.halter == nil {
+		return
+	}
+	r.halter(errHalted)
+	<-r.over
+	r.halter = nil
+}
+
+// scan reads until the limit is reached or it is halted, and returns which. What
+// was read is with the lanes then.
+func (r *reader) scan(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var wg sync.WaitGroup
@@ -82,36 +221,44 @@ func (r *reader) run(ctx context.Context) error {
 	wg.Go(func() { r.flushNowAndThen(ctx) })
 	wg.Go(func() { r.watchLimit(ctx, cancel) })
 	wg.Go(func() { r.watchStream(ctx, cancel) })
-	var err error
-	select {
-	case <-r.s.reading:
-		err = r.cursor.Run(ctx, func(m *bus.Msg) error { return r.handle(ctx, m) })
-	case <-ctx.Done():
-	}
-	reached := errors.Is(err, errReachedLimit) || errors.Is(context.Cause(ctx), errReachedLimit)
+	err := r.cursor.Load().Run(ctx, func(m *bus.Msg) error { return r.handle(ctx, m) })
+	reached := errors.Is(err, errReachedLimit)
 	if cause := context.Cause(ctx); !reached && cause != nil {
 		err = cause
+		reached = errors.Is(cause, errReachedLimit)
 	}
 	cancel(nil)
 	wg.Wait()
-	if !reached {
+	if !reached && !errors.Is(err, errHalted) {
 		return err
 	}
-	// What is waiting here belongs before the limit.
 	r.routing.Lock()
 	defer r.routing.Unlock()
-	r.routed, _ = r.position()
-	return r.flush(true)
+	if reached {
+		// What is waiting here belongs before the limit.
+		r.routed, _ = r.position()
+	}
+	if ferr := r.flush(true); ferr != nil {
+		return ferr
+	}
+	return err
 }
 
 func (r *reader) handle(ctx context.Context, m *bus.Msg) error {
-	last, ok := r.begin(m.Seq)
+	if err := r.checkGap(ctx, m.Seq); err != nil {
+		return err
+	}
+	last, ok := r.begin(m.Seq, m.Time)
 	if !ok {
 		return errReachedLimit
 	}
 	r.routing.Lock()
 	defer r.routing.Unlock()
-	if err := r.router.Route(m.Subject, m.Seq, m.Time, m.Data); err != nil {
+	route := r.router.Route
+	if r.mirror != nil {
+		route = r.router.RouteMirrored
+	}
+	if err := route(m.Subject, m.Seq, m.Time, m.Data); err != nil {
 		return err
 	}
 	if err := r.s.cfg.reached(ctx, "read", ""); err != nil {
@@ -133,10 +280,11 @@ func (r *reader) handle(ctx context.Context, m *bus.Msg) error {
 // begin takes a message, unless it is beyond the limit. It counts as read from
 // here on: a limit that is set later cannot be before it. last says that it is
 // the last one.
-func (r *reader) begin(seq uint64) (last, ok bool) {
+func (r *reader) begin(seq uint64, nanos int64) (last, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.ended {
+	if r.ended || nanos > r.until {
+		r.ended = true
 		return false, false
 	}
 	if seq > r.limit {
@@ -230,7 +378,7 @@ func (r *reader) watchLimit(ctx context.Context, cancel context.CancelCauseFunc)
 			cancel(errReachedLimit)
 			return
 		}
-		through, err := r.cursor.CaughtUp(ctx)
+		through, err := r.caughtUp(ctx)
 		// After an error the server is away; the next round asks again.
 		if err == nil && r.reached(through) {
 			cancel(errReachedLimit)
@@ -239,9 +387,41 @@ func (r *reader) watchLimit(ctx context.Context, cancel context.CancelCauseFunc)
 	}
 }
 
+// caughtUp returns a sequence of the source such that all up to it that has to be
+// read here has been.
+func (r *reader) caughtUp(ctx context.Context) (uint64, error) {
+	cursor := r.cursor.Load()
+	if r.mirror == nil {
+		return cursor.CaughtUp(ctx)
+	}
+	return r.mirror.caughtUp(ctx, r.s.conn, cursor)
+}
+
+// advance notes that all up to a sequence has been read though no message stands
+// there. Without that, a worker whose partitions get nothing would stay where it
+// is, until the source had dropped what is behind that.
+func (r *reader) advance(through uint64) {
+	// Whoever holds the lock is busy with messages, and gets there by itself.
+	if !r.routing.TryLock() {
+		return
+	}
+	defer r.routing.Unlock()
+	r.mu.Lock()
+	// With a limit it matters exactly where the reader is.
+	free := r.limit == math.MaxUint64 && r.until == math.MaxInt64 && !r.ended
+	if free {
+		r.read = max(r.read, through)
+	}
+	r.mu.Unlock()
+	if free && through > r.routed {
+		r.routed = through
+		_ = r.flush(false) // errs only when it waits
+	}
+}
+
 // watchStream ends the session when the stream is not the one any more that the
 // positions are of: a cursor on a new one would wait for ever, or skip what is in
-// it, without a word.
+// it, without a word. It also notes when there is nothing to read up to its end.
 func (r *reader) watchStream(ctx context.Context, cancel context.CancelCauseFunc) {
 	t := time.NewTicker(sourceCheck)
 	defer t.Stop()
@@ -256,6 +436,11 @@ func (r *reader) watchStream(ctx context.Context, cancel context.CancelCauseFunc
 		if err == nil && !info.Created.Equal(r.created) {
 			cancel(fmt.Errorf("%w: stream %s was created anew while the flow was reading it", ErrSource, r.stream))
 			return
+		}
+		if at, _ := r.position(); err == nil && info.LastSeq > at {
+			if through, err := r.caughtUp(ctx); err == nil {
+				r.advance(through)
+			}
 		}
 	}
 }
@@ -272,13 +457,6 @@ func (r *reader) reached(through uint64) bool {
 	return true
 }
 
-// bound sets the limit of a reader that does not run yet.
-func (r *reader) bound(limit uint64) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.putLimit(max(limit, r.read))
-}
-
 // setLimit makes the reader stop after a sequence. It returns the position that
 // the flow has in the source, and does nothing when that is beyond the limit.
 func (r *reader) setLimit(limit uint64) (at uint64, ok bool) {
@@ -288,40 +466,59 @@ func (r *reader) setLimit(limit uint64) (at uint64, ok bool) {
 	if at > limit {
 		return at, false
 	}
+	r.until = math.MaxInt64
 	r.putLimit(limit)
 	return at, true
 }
 
-// unlimit takes a limit back. It reports false when the reader has reached it and
-// does not read on.
-func (r *reader) unlimit() bool {
+// unlimit takes a limit back, between two scans.
+func (r *reader) unlimit() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.ended {
-		return false
-	}
 	if r.limit != math.MaxUint64 {
 		r.limited = make(chan struct{})
 	}
-	r.limit = math.MaxUint64
-	return true
+	r.limit, r.until, r.ended = math.MaxUint64, math.MaxInt64, false
 }
 
-// stop makes the reader stop where it is and returns where that is.
-func (r *reader) stop() uint64 {
+// setUntil makes the reader stop before the first message that is later than a
+// time: the cut of a drain will be there.
+func (r *reader) setUntil(t time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.putLimit(min(r.limit, r.read))
-	return r.limit
+	if t.Before(time.Unix(0, math.MaxInt64)) {
+		r.until = t.UnixNano()
+	}
 }
 
-// stopForCut makes the reader stop where it is, or where the task is that is ahead
-// of it, and returns where that is. It is the first coherent cut.
-func (r *reader) stopForCut() uint64 {
+// stopAt makes the reader stop after a sequence, or where it is if that is
+// behind it. Tasks may be beyond it.
+func (r *reader) stopAt(limit uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.putLimit(min(r.limit, max(r.read, r.ahead)))
-	return r.limit
+	r.putLimit(max(limit, r.read))
+}
+
+// atLimit reports that every message up to the limit has been read.
+func (r *reader) atLimit() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.ended && r.read >= r.limit
+}
+
+// reach notes a position that a task has: a cut cannot be before it.
+func (r *reader) reach(seq uint64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.ahead = max(r.ahead, seq)
+}
+
+// furthest is the position that the flow has in the source, as far as this
+// process knows.
+func (r *reader) furthest() uint64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return max(r.read, r.ahead)
 }
 
 func (r *reader) putLimit(limit uint64) {

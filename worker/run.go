@@ -5,12 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
 	"natsflow/bus"
 	"natsflow/control"
 	"natsflow/flow"
+	"natsflow/kvsnap"
 )
 
 var (
@@ -18,7 +21,7 @@ var (
 	errRestart = errors.New("start again")
 	// errLeft ends a session that has not read anything yet.
 	errLeft = errors.New("left before the first record")
-	// errStopped ends a session whose flow another process has drained.
+	// errStopped ends a session whose flow was drained without it.
 	errStopped = errors.New("the flow was drained by another process")
 	// errAway is wrapped by what goes away when the server is back.
 	errAway = errors.New("the server is away")
@@ -29,8 +32,8 @@ var (
 const (
 	rejoinWait    = 500 * time.Millisecond
 	maxRejoinWait = 5 * time.Second
-	// standByGrace is how long a worker waits for its place before it says that
-	// another one has it.
+	// standByGrace is how long a worker waits for tasks before it says that it
+	// stands by.
 	standByGrace = 300 * time.Millisecond
 	// settled is how long a session lasts after which the waits are short again.
 	settled = time.Minute
@@ -47,11 +50,16 @@ type worker struct {
 	ctl     *control.Control
 	records *mailbox
 	status  *reporter
+	// taskNames are the names of all tasks of the flow.
+	taskNames []string
+	// interrupted: the last session ended with tasks in hand.
+	interrupted bool
 }
 
 // Run runs the flow until it is drained, or until ctx ends, which makes the worker
 // leave: it commits, publishes, acks and releases what it has read. It returns
-// nil after either. While another worker of the flow is active it stands by.
+// nil after either. Workers of one flow share its tasks; one that has none stands
+// by.
 //
 // Errors: [ErrStopTimeout], [ErrGap], [ErrSource], [flow.ErrState],
 // [kvsnap.ErrSnapshotCorrupt], [control.ErrReplaced], [control.ErrDefinition], a
@@ -67,6 +75,9 @@ func Run(ctx context.Context, f *flow.Flow, cfg Config) error {
 		return fmt.Errorf("register metrics: %w", err)
 	}
 	w := &worker{cfg: cfg, flow: f, log: cfg.Logger.With("flow", f.Name(), "worker", cfg.Name), metrics: metrics, records: newMailbox()}
+	for p := range f.Options().Partitions {
+		w.taskNames = append(w.taskNames, kvsnap.TaskID{Partition: p}.String())
+	}
 	// Everything but the wish to leave outlives ctx, by the stop timeout at most.
 	hard, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer cancel(nil)
@@ -123,6 +134,7 @@ func (w *worker) run(ctx, hard context.Context) (err error) {
 		}
 	})
 	wg.Go(func() { w.status.run(back) })
+	defer w.serve(back)()
 	for {
 		err := w.join(ctx, back)
 		switch {
@@ -157,13 +169,15 @@ func (w *worker) prepare(ctx context.Context) error {
 	if err := w.conn.RequireJetStream(ctx); err != nil {
 		return err
 	}
-	def, err := w.definition(ctx)
+	def, err := Definition(ctx, w.conn, w.flow)
 	if err != nil {
 		return err
 	}
+	def.AcceptRecreated, def.AcceptChanges = w.cfg.AcceptGap, w.cfg.AcceptChanges
 	w.ctl, err = control.Open(ctx, control.Config{
 		Conn: w.side, Flow: w.flow.Name(), Prefix: w.cfg.ControlPrefix, Replicas: w.cfg.Replicas,
 		Logger: w.cfg.Logger.With("worker", w.cfg.Name), LeaseTTL: w.cfg.LeaseTTL, Name: w.cfg.Name,
+		Tasks: w.taskNames, Hash: def.Hash,
 	})
 	if err != nil {
 		return fmt.Errorf("open control: %w", err)
@@ -174,6 +188,9 @@ func (w *worker) prepare(ctx context.Context) error {
 	rec, err := w.ctl.CatchUp(ctx)
 	if err != nil {
 		return fmt.Errorf("look for commands: %w", err)
+	}
+	if w.cfg.AcceptChanges && len(rec.LeftOver) > 0 {
+		w.log.Warn("going on without the state of steps that are gone", "steps", strings.Join(rec.LeftOver, ", "))
 	}
 	if w.cfg.Resume && rec.State.Stopped() {
 		// Here and not when this worker becomes the active one: a drain that comes
@@ -198,19 +215,22 @@ func pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// definition is what the flow record must know, after a look at the sources.
-func (w *worker) definition(ctx context.Context) (control.Definition, error) {
-	def := control.Definition{
-		Partitions: w.flow.Options().Partitions, Hash: w.flow.Hash(),
-		Sources: map[string]control.SourceRecord{}, AcceptRecreated: w.cfg.AcceptGap,
-	}
-	for _, s := range w.flow.Steps() {
+// Definition is what the flow record must know of a flow, after a look at its
+// sources. Errors: [ErrSource], for a source that is not there or cannot be one;
+// the definition is then complete except for the time of creation of that stream
+// and of those behind it.
+func Definition(ctx context.Context, conn *bus.Conn, f *flow.Flow) (control.Definition, error) {
+	def := control.Definition{Partitions: f.Options().Partitions, Hash: f.Hash(), Sources: map[string]control.SourceRecord{}}
+	for _, s := range f.Steps() {
 		if s.Stateful {
 			def.Steps = append(def.Steps, control.StepRecord{ID: s.ID, Kind: s.Kind, Version: s.Version})
 		}
 	}
-	for _, src := range w.flow.Sources() {
-		info, err := w.conn.Stream(ctx, src.Stream)
+	for _, src := range f.Sources() {
+		def.Sources[src.Stream] = control.SourceRecord{Subjects: src.Subjects, PartitionBy: src.PartitionBy}
+	}
+	for _, src := range f.Sources() {
+		info, err := conn.Stream(ctx, src.Stream)
 		if errors.Is(err, bus.ErrNotFound) {
 			return def, fmt.Errorf("%w: there is no stream %s; create it first, for example: nats stream add %s --subjects '%s.>' --defaults",
 				ErrSource, src.Stream, src.Stream, src.Stream)
@@ -222,12 +242,17 @@ func (w *worker) definition(ctx context.Context) (control.Definition, error) {
 		if _, _, err := checkSource(info, 0, true); err != nil {
 			return def, err
 		}
-		def.Sources[src.Stream] = control.SourceRecord{Created: info.Created, Subjects: src.Subjects}
+		if err := checkMirrored(src, info); err != nil {
+			return def, err
+		}
+		rec := def.Sources[src.Stream]
+		rec.Created = info.Created
+		def.Sources[src.Stream] = rec
 	}
 	return def, nil
 }
 
-// join makes the worker a member, waits until it is the active one and works. It
+// join makes the worker a member, waits until it has tasks and works. It
 // returns errRestart when it lost its place, which is no error of the flow.
 func (w *worker) join(ctx, hard context.Context) error {
 	member, err := w.ctl.Join(ctx, control.WithSameName{Immediate: w.sinksKeepLateResultsOut(ctx)})
@@ -263,7 +288,7 @@ func (w *worker) join(ctx, hard context.Context) error {
 	}
 	w.giveBack(hard, member)
 	if errors.Is(err, control.ErrLeaseLost) || errors.Is(err, bus.ErrFenced) || errors.Is(err, bus.ErrUntrusted) {
-		if ctx.Err() != nil && isClosed(member.Active()) {
+		if ctx.Err() != nil && w.interrupted {
 			return fmt.Errorf("the stop was not completed, the next start goes on from the last commit: %w", err)
 		}
 		w.log.Warn("lost the place in the flow; joining again", "err", err)
@@ -278,15 +303,6 @@ func (w *worker) giveBack(ctx context.Context, member *control.Member) {
 	defer stop()
 	if err := member.Leave(bounded); err != nil {
 		w.log.Warn("the lease was not given back; it runs out by itself", "err", err)
-	}
-}
-
-func isClosed(ch <-chan struct{}) bool {
-	select {
-	case <-ch:
-		return true
-	default:
-		return false
 	}
 }
 
@@ -316,18 +332,20 @@ func (w *worker) sinksKeepLateResultsOut(ctx context.Context) bool {
 	return true
 }
 
-// term waits until the worker is active, then runs sessions until the flow or the
-// worker stops.
+// term runs sessions, whenever there are tasks for the worker, until the flow or
+// the worker stops.
 func (w *worker) term(ctx, term context.Context, member *control.Member) error {
-	if stop, err := w.standBy(ctx, term, member.Active()); stop || err != nil {
-		return err
-	}
 	var failed failure
 	wait := rejoinWait
 	for ctx.Err() == nil {
 		rec, err := w.runnable(ctx, term)
 		if err != nil || rec.State.Stopped() || ctx.Err() != nil {
 			return err
+		}
+		if failed.err == nil {
+			if stop, err := w.standBy(ctx, term, member); stop || err != nil {
+				return err
+			}
 		}
 		began := time.Now()
 		err = w.session(ctx, term, member, rec, failed.limits)
@@ -338,10 +356,12 @@ func (w *worker) term(ctx, term context.Context, member *control.Member) error {
 			// that, and stop.
 			w.log.Error("a record failed and on_error is stop; stopping before it", "err", step)
 			continue
-		case errors.Is(err, errRestart):
+		case errors.Is(err, errIdle) && failed.err == nil:
 			continue
+		case errors.Is(err, errIdle):
+			return failed.err
 		case errors.Is(err, errStopped):
-			w.log.Info("the flow was drained by another worker")
+			w.log.Info("the flow was drained by the other workers")
 			return nil
 		case err == nil && failed.err != nil:
 			return failed.err
@@ -392,10 +412,10 @@ func (w *worker) temporary(err error) bool {
 	return bus.Retryable(err) || errors.Is(err, bus.ErrNoSpace) || errors.Is(err, errAway)
 }
 
-// standBy waits for the active worker to go. It reports stop when there is
-// nothing left to wait for.
-func (w *worker) standBy(ctx, term context.Context, active <-chan struct{}) (stop bool, err error) {
-	// Getting a place that is free takes a moment.
+// standBy waits until there are tasks for this worker, or a drain to finish. It
+// reports stop when there is nothing left to wait for.
+func (w *worker) standBy(ctx, term context.Context, member *control.Member) (stop bool, err error) {
+	// Getting tasks that are free takes a moment.
 	grace := time.NewTimer(standByGrace)
 	defer grace.Stop()
 	for {
@@ -407,16 +427,19 @@ func (w *worker) standBy(ctx, term context.Context, active <-chan struct{}) (sto
 			w.log.Info("the flow was drained", "epoch", rec.Epoch)
 			return true, nil
 		}
-		select {
-		case <-active:
-			// The place may be free because its owner has ended a drain: the record
-			// says so, and what was heard of it here may be older.
-			if rec, err := w.ctl.Record(ctx); err == nil {
-				w.records.put(rec)
+		wanted, moved := member.Wanted()
+		if wanted != nil {
+			if err := w.letGo(term, member, wanted); err != nil {
+				return true, err
 			}
-			return false, nil
+		}
+		if len(wanted) > 0 {
+			return false, w.refresh(term)
+		}
+		select {
+		case <-moved:
 		case <-grace.C:
-			w.log.Info("another worker is active; standing by")
+			w.log.Info("the other workers have all tasks; standing by")
 			w.status.phase("standing by")
 		case <-changed:
 		case <-ctx.Done():
@@ -425,6 +448,40 @@ func (w *worker) standBy(ctx, term context.Context, active <-chan struct{}) (sto
 			return true, context.Cause(term)
 		}
 	}
+}
+
+// letGo lets others have the tasks that a former session of this process took and
+// could not release, and that are not wanted here any more.
+func (w *worker) letGo(ctx context.Context, member *control.Member, wanted []string) error {
+	var tasks map[string]control.TaskRecord
+	err := w.retry(ctx, "list the tasks", func() (err error) {
+		tasks, err = w.ctl.Tasks(ctx)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	for name, rec := range tasks {
+		if rec.Owner != member.Name() || rec.Instance != member.Instance() || slices.Contains(wanted, name) {
+			continue
+		}
+		if err := member.Release(ctx, name, nil); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// refresh reads the flow record: tasks may be free because their owner has ended a
+// drain, and what was heard of it here may be older.
+func (w *worker) refresh(ctx context.Context) error {
+	rec, err := w.ctl.Record(ctx)
+	if err == nil {
+		w.records.put(rec)
+	} else if !w.temporary(err) {
+		return err
+	}
+	return nil
 }
 
 // runnable waits while the flow is stopped. It returns the record of a stopped
@@ -466,44 +523,48 @@ func cutOf(rec control.Record) map[string]uint64 {
 }
 
 // session runs one session. It returns nil when the worker left or the flow was
-// drained, and errRestart when a drain was cancelled. limits, if there are any,
-// hold the last sequences to read: the session ends there, and does not read any
-// other source.
+// drained. limits, if there are any, hold the last sequences to read: the session
+// ends there, and does not read any other source.
 func (w *worker) session(ctx, term context.Context, member *control.Member, rec control.Record, limits map[string]uint64) (err error) {
+	for _, step := range w.flow.Steps() {
+		if !step.Stateful {
+			continue
+		}
+		if err := rec.Reuses(step.ID); err != nil {
+			return err
+		}
+	}
 	w.status.phase("starting")
 	s := newSession(term, w, rec)
 	defer func() {
 		w.status.session(nil)
 		s.close(err)
 	}()
-	// A stop while the state is loaded has nothing to wait for.
-	loaded := context.AfterFunc(ctx, func() { s.cancel(errLeft) })
-	err = s.open(member)
-	if err == nil {
-		err = s.start(rec, limits)
-	}
-	if !loaded() {
+	// A stop while the sinks are opened has nothing to wait for.
+	opened := context.AfterFunc(ctx, func() { s.cancel(errLeft) })
+	err = s.open(member.Trusted)
+	if !opened() {
 		return nil
 	}
 	if err != nil {
 		return s.cause(err)
 	}
+	// The conductor may be waiting for lanes that wait for a sink that refuses.
+	defer context.AfterFunc(ctx, s.letGo)()
 	w.status.session(s)
-	w.status.phase("running")
-	s.log.Info("running", "tasks", len(s.tasks), "epoch", rec.Epoch, "positions", control.FormatCut(s.positions()), "sinks", s.sinkNames())
-	d := &drainer{w: w, s: s, limited: len(limits) > 0}
-	if cut := cutOf(rec); cut != nil && !d.limited {
-		d.epoch = rec.Epoch
-		if ok := d.begin(rec); !ok {
-			return d.refuse(rec)
-		}
+	s.wg.Go(func() { s.watchLimits(s.ctx) })
+	if cut := cutOf(rec); cut != nil {
+		s.log.Info("finishing a drain that was under way", "epoch", rec.Epoch, "cut", control.FormatCut(cut))
 	}
-	return d.run(ctx)
+	c := newConductor(w, s, member, limits)
+	err = s.cause(c.run(ctx))
+	w.interrupted = len(c.held) > 0
+	return err
 }
 
 // cause prefers what ended the session to what a part of it met then.
 func (s *session) cause(err error) error {
-	if cause := context.Cause(s.ctx); cause != nil {
+	if cause := context.Cause(s.ctx); err != nil && cause != nil {
 		return cause
 	}
 	return err
@@ -545,11 +606,6 @@ func (m *mailbox) get() (control.Record, <-chan struct{}) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.rec, m.changed
-}
-
-func (m *mailbox) latest() control.Record {
-	rec, _ := m.get()
-	return rec
 }
 
 // ran reports whether the flow was not stopped at some time that this process has

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -16,10 +17,6 @@ import (
 	"natsflow/flow"
 	"natsflow/kvsnap"
 )
-
-// headerRoom is what a message needs beside its payload: more than bus keeps for
-// its headers.
-const headerRoom = 512
 
 // deadStream holds the dead letters of all flows.
 const deadStream = "NATSFLOW_DLQ"
@@ -33,6 +30,8 @@ type target struct {
 	// dead: it takes the dead letters.
 	dead bool
 	sink *bus.Sink
+	// makers are what publishes to it, subjects those that they publish on.
+	makers, subjects []string
 	// created tells the stream from another one of the same name.
 	created time.Time
 	// seq is a sequence of the stream that was seen; what is published from now
@@ -49,12 +48,14 @@ func (t *target) advance(seq uint64) {
 	}
 }
 
-// session is the time between claiming the tasks of a flow and releasing them.
+// session is the time in which a worker has tasks. Which ones may change.
 type session struct {
 	cfg      *Config
 	flow     *flow.Flow
 	sources  []flow.SourceInfo
 	interval time.Duration
+	// leftOver are the steps whose state was given up.
+	leftOver []string
 	log      *slog.Logger
 	metrics  *Metrics
 
@@ -72,19 +73,18 @@ type session struct {
 	cancel context.CancelCauseFunc
 	wg     sync.WaitGroup
 
-	epoch   uint64
+	// epoch is the flow's.
+	epoch   atomic.Uint64
 	targets []*target
 	bySink  []*target
-	tasks   []*task
 	lanes   []*lane
 	readers []*reader
-	// readersLeft and lanesLeft count those that run; readersDone and lanesDone
-	// are closed when none is left.
-	readersLeft, lanesLeft atomic.Int32
-	readersDone, lanesDone chan struct{}
-	// reading is closed when the readers may begin.
-	reading chan struct{}
-	letRead func()
+	// mirrors are, by source, what is read in its place, nil as a rule.
+	mirrors []*mirror
+	// released gets the tasks that a lane has committed and released.
+	released chan *task
+	// woken asks the conductor to look.
+	woken chan struct{}
 	// unstored numbers outboxes that are published without being stored.
 	unstored atomic.Uint64
 
@@ -92,36 +92,50 @@ type session struct {
 	// published.
 	low [][]atomic.Uint64
 
-	// released counts the tasks that are done, results and deadLetters what the
-	// tasks have made since the flow's creation.
-	released             atomic.Int32
-	results, deadLetters atomic.Uint64
-	// keys is the number of keys with state at the start.
-	keys int
+	// owned is the number of tasks here, done how many were released for a drain.
+	owned, done atomic.Int32
+	// results and deadLetters are what the tasks have made since the flow's
+	// creation, keys the number of keys with state as the tasks came.
+	results, deadLetters, keys atomic.Int64
 
 	began time.Time
 
 	mu sync.Mutex
 	// troubles are the waits that have been complained about.
 	troubles map[*patience]string
+	// warnings of sources that are about to drop messages.
+	warnings map[string]string
+
+	refusals
+	halting
 }
 
 func newSession(term context.Context, w *worker, rec control.Record) *session {
 	s := &session{
-		cfg: &w.cfg, flow: w.flow, sources: w.flow.Sources(), interval: w.flow.Options().CommitInterval,
-		log: w.log, metrics: w.metrics, conn: w.conn, ctl: w.ctl, controlStream: rec.Control.Stream, epoch: rec.Epoch, began: time.Now(),
-		readersDone: make(chan struct{}), lanesDone: make(chan struct{}), reading: make(chan struct{}), troubles: map[*patience]string{},
+		cfg: &w.cfg, flow: w.flow, sources: w.flow.Sources(), interval: w.flow.Options().CommitInterval, leftOver: rec.LeftOver,
+		log: w.log, metrics: w.metrics, conn: w.conn, ctl: w.ctl, controlStream: rec.Control.Stream, began: time.Now(),
+		released: make(chan *task, w.flow.Options().Partitions), woken: make(chan struct{}, 1), troubles: map[*patience]string{}, warnings: map[string]string{},
+		refusals: newRefusals(),
 	}
 	s.ctx, s.cancel = context.WithCancelCause(term)
-	s.letRead = sync.OnceFunc(func() { close(s.reading) })
+	s.epoch.Store(rec.Epoch)
 	s.unstored.Store(uint64(time.Now().UnixNano()))
 	return s
 }
 
-// open claims the tasks, loads them and publishes what was left unpublished.
-func (s *session) open(member *control.Member) (err error) {
+// wake asks the conductor to look.
+func (s *session) wake() {
+	select {
+	case s.woken <- struct{}{}:
+	default:
+	}
+}
+
+// open connects, opens the sinks and the snapshots, and starts the lanes, which
+// have no tasks yet.
+func (s *session) open(trusted func() bool) (err error) {
 	outCfg := s.cfg.Bus
-	outCfg.Trusted = member.Trusted
+	outCfg.Trusted = trusted
 	outCfg.Name += " (results)"
 	if s.out, err = bus.Connect(s.ctx, outCfg); err != nil {
 		if !s.conn.Connected() {
@@ -146,11 +160,11 @@ func (s *session) open(member *control.Member) (err error) {
 			return s.cfg.reached(ctx, point, t.String())
 		},
 	})
-	left, err := s.claim(s.ctx)
-	if err != nil {
+	if err := s.openMirrors(s.ctx); err != nil {
 		return err
 	}
-	return s.publishLeft(s.ctx, left)
+	s.makeLanes()
+	return nil
 }
 
 // openTargets creates the sinks that are not there and opens all of them.
@@ -171,7 +185,9 @@ func (s *session) openTargets(ctx context.Context) error {
 			cfg.Stream, cfg.Subjects = s.controlStream, []string{subject}
 		}
 		at, created, err := s.conn.EnsureSink(ctx, cfg)
-		if err != nil {
+		if errors.Is(err, bus.ErrNotTaken) {
+			s.misfits = append(s.misfits, cfg)
+		} else if err != nil {
 			return fmt.Errorf("sink %s: %w", info.Name, err)
 		}
 		if created {
@@ -188,6 +204,7 @@ func (s *session) openTargets(ctx context.Context) error {
 			byName[key] = to
 			s.targets = append(s.targets, to)
 		}
+		to.use(info, cfg.Subjects)
 		s.bySink = append(s.bySink, to)
 	}
 	return nil
@@ -199,53 +216,61 @@ type leftover struct {
 	pending kvsnap.Pending
 }
 
-// claim takes all tasks over and loads their state.
-func (s *session) claim(ctx context.Context) ([]leftover, error) {
-	partitions := s.flow.Options().Partitions
-	s.tasks = make([]*task, partitions)
-	recovered := make([]kvsnap.Recovered, partitions)
-	err := each(ctx, partitions, 8, func(ctx context.Context, p int) error {
-		t := &task{
-			id: kvsnap.TaskID{Partition: p}, flow: s.flow.Task(p), jobs: make(chan job, 1),
-			floor: make([]uint64, len(s.sources)), fences: make([]uint64, len(s.targets)), lastCommit: time.Now(),
-		}
-		t.flow.LimitResults(int(s.out.MaxPayload()) - headerRoom)
-		log, r, err := s.store.Claim(ctx, t.id, t.flow.Load)
-		if err != nil {
-			return fmt.Errorf("claim task %v: %w", t.id, err)
-		}
-		t.flow.Loaded()
-		t.log, t.head = log, r.Head
-		for i, src := range s.sources {
-			t.floor[i] = r.Head.Offsets[src.Stream]
-		}
-		t.confirmed = append([]uint64(nil), t.floor...)
-		s.tasks[p], recovered[p] = t, r
-		// The fences are read behind the claim and before any commit: a later
-		// owner that publishes for us raises them first.
-		for i, to := range s.targets {
-			if !to.sink.Fenced() || len(r.Unpublished) > 0 {
-				continue
-			}
-			if t.fences[i], err = to.sink.LastFence(ctx, s.flow.Name(), t.id.String()); err != nil {
-				return fmt.Errorf("fence of task %v in stream %s: %w", t.id, to.name, err)
-			}
-		}
-		return nil
+// openTasks takes tasks over, loads their state and publishes what was left
+// unpublished.
+func (s *session) openTasks(ctx context.Context, ids []kvsnap.TaskID) ([]*task, error) {
+	tasks := make([]*task, len(ids))
+	recovered := make([]kvsnap.Recovered, len(ids))
+	err := each(ctx, len(ids), 8, func(ctx context.Context, i int) (err error) {
+		tasks[i], recovered[i], err = s.claim(ctx, ids[i])
+		return err
 	})
 	if err != nil {
 		return nil, err
 	}
 	var left []leftover
-	for p, r := range recovered {
-		s.keys += s.tasks[p].flow.Keys()
-		s.results.Add(r.Head.Results)
-		s.deadLetters.Add(r.Head.DeadLetters)
+	for i, r := range recovered {
 		for _, pending := range r.Unpublished {
-			left = append(left, leftover{s.tasks[p], pending})
+			left = append(left, leftover{tasks[i], pending})
 		}
 	}
-	return left, nil
+	if err := s.publishLeft(ctx, left); err != nil {
+		return nil, err
+	}
+	return tasks, s.refit(ctx)
+}
+
+// claim takes one task over and loads its state.
+func (s *session) claim(ctx context.Context, id kvsnap.TaskID) (*task, kvsnap.Recovered, error) {
+	t := &task{
+		id: id, flow: s.flow.Task(id.Partition), jobs: make(chan job, 1),
+		floor: make([]uint64, len(s.sources)), fences: make([]uint64, len(s.targets)), lastCommit: time.Now(),
+	}
+	for i, to := range s.bySink {
+		t.flow.LimitResults(i, max(to.room(s.flow, id), 1))
+	}
+	t.flow.LeaveOut(s.leftOver...)
+	log, r, err := s.store.Claim(ctx, id, t.flow.Load)
+	if err != nil {
+		return nil, r, fmt.Errorf("claim task %v: %w", id, err)
+	}
+	t.flow.Loaded()
+	t.log, t.head = log, r.Head
+	for i, src := range s.sources {
+		t.floor[i] = r.Head.Offsets[src.Stream]
+	}
+	t.confirmed, t.seen = slices.Clone(t.floor), slices.Clone(t.floor)
+	// The fences are read behind the claim and before any commit: a later
+	// owner that publishes for us raises them first.
+	for i, to := range s.targets {
+		if !to.sink.Fenced() || len(r.Unpublished) > 0 {
+			continue
+		}
+		if t.fences[i], err = to.sink.LastFence(ctx, s.flow.Name(), id.String()); err != nil {
+			return nil, r, fmt.Errorf("fence of task %v in stream %s: %w", id, to.name, err)
+		}
+	}
+	return t, r, nil
 }
 
 // publishLeft publishes what former sessions committed and may not have
@@ -277,7 +302,7 @@ func (s *session) publishLeft(ctx context.Context, left []leftover) error {
 	if err != nil {
 		return fmt.Errorf("raise a fence: %w", err)
 	}
-	held := map[*target]map[position]int{}
+	held := map[*target]heldOuts{}
 	for _, to := range s.targets {
 		at, ok := from[to]
 		if !ok {
@@ -288,11 +313,15 @@ func (s *session) publishLeft(ctx context.Context, left []leftover) error {
 			to.advance(info.LastSeq)
 			continue
 		}
-		if held[to], err = s.held(ctx, to, at); err != nil {
+		held[to] = heldOuts{}
+		for _, l := range left {
+			held[to].want(l.task, l.pending.N)
+		}
+		if err := s.held(ctx, to, at, held[to]); err != nil {
 			return err
 		}
 	}
-	published := 0
+	published, wait := 0, newPatience(s, "publish what was left")
 	for _, l := range left {
 		groups, err := s.groups(l.task, l.pending.N, l.pending.Outbox)
 		if err != nil {
@@ -304,143 +333,62 @@ func (s *session) publishLeft(ctx context.Context, left []leftover) error {
 			if len(g.outs) == 0 {
 				continue
 			}
-			if err := s.send(ctx, l.task, g, 0); err != nil {
-				return fmt.Errorf("publish what was left, stream %s: %w", g.to.name, err)
-			}
 			published += len(g.outs)
+			// All of it will stand behind what the look into the sink has seen.
+			if err := s.publishAll(ctx, l.task, g, g.to.seq.Load(), wait); err != nil {
+				return err
+			}
 		}
 	}
+	wait.over()
 	if published > 0 {
 		s.log.Info("published the results that an earlier worker had committed", "results", published)
 	}
 	return nil
 }
 
-// start makes lanes and readers and runs them. limits, if there are any, hold the
-// last sequences to read; sources that they leave out are not read then.
-func (s *session) start(rec control.Record, limits map[string]uint64) error {
-	s.makeLanes()
-	for i, src := range s.sources {
-		lowest, ahead := uint64(math.MaxUint64), uint64(0)
-		for _, t := range s.tasks {
-			lowest, ahead = min(lowest, t.floor[i]), max(ahead, t.floor[i])
-		}
-		info, err := s.conn.Stream(s.ctx, src.Stream)
-		if err != nil {
-			return fmt.Errorf("source %s: %w", src.Stream, err)
-		}
-		from, gap, err := checkSource(info, lowest, s.cfg.AcceptGap)
-		if err != nil {
-			return err
-		}
-		if gap > 0 {
-			s.log.Warn("going on without messages that are gone from the source", "source", src.Stream, "missing", gap, "from", info.FirstSeq)
-		}
-		r := newReader(s, i, info, from, ahead)
-		for _, t := range s.tasks {
-			r.router.Seen(t.id.Partition, t.floor[i])
-		}
-		if limit, ok := limits[src.Stream]; ok || len(limits) > 0 {
-			r.bound(limit)
-		} else if cut, ok := cutOf(rec)[src.Stream]; ok {
-			r.bound(cut)
-		}
-		r.cursor, err = s.conn.OpenCursor(s.ctx, bus.CursorConfig{
-			Stream: src.Stream, Subjects: src.Subjects, From: from, Name: "natsflow-" + s.flow.Name() + "-" + s.cfg.Name, Logger: s.log,
-		})
-		if err != nil {
-			return fmt.Errorf("source %s: %w", src.Stream, err)
-		}
-		s.readers = append(s.readers, r)
-	}
-	if len(cutOf(rec)) > 0 {
-		s.log.Info("finishing a drain that was under way", "epoch", rec.Epoch, "cut", control.FormatCut(cutOf(rec)))
-	}
-	s.run()
-	return nil
-}
-
 func (s *session) laneOf(partition int) int { return partition % s.cfg.Lanes }
 
+// makeLanes makes the lanes and starts them, and makes the readers.
 func (s *session) makeLanes() {
 	s.lanes = make([]*lane, s.cfg.Lanes)
 	s.low = make([][]atomic.Uint64, s.cfg.Lanes)
 	for i := range s.lanes {
-		s.lanes[i] = &lane{s: s, in: make(chan laneInput, laneQueue), byPos: map[int]*task{}, pos: make([]uint64, len(s.sources))}
+		s.lanes[i] = &lane{
+			s: s, index: i, in: make(chan laneInput, laneQueue), byPos: map[int]*task{}, kept: map[int]bool{}, pos: make([]uint64, len(s.sources)),
+			// Room for a result of every task.
+			done: make(chan result, s.flow.Options().Partitions),
+		}
 		s.low[i] = make([]atomic.Uint64, len(s.sources))
-	}
-	for _, t := range s.tasks {
-		l := s.lanes[s.laneOf(t.id.Partition)]
-		l.index = s.laneOf(t.id.Partition)
-		l.tasks = append(l.tasks, t)
-		l.byPos[t.id.Partition] = t
-	}
-	for _, l := range s.lanes {
-		l.done = make(chan result, len(l.tasks))
-		for i := range l.pos {
-			l.pos[i] = math.MaxUint64
-			for _, t := range l.tasks {
-				l.pos[i] = min(l.pos[i], t.floor[i])
-			}
-			s.low[l.index][i].Store(l.pos[i])
+		for k := range s.low[i] {
+			s.low[i][k].Store(math.MaxUint64)
 		}
 	}
-}
-
-// run starts the goroutines of the session. The first that fails ends it.
-func (s *session) run() {
-	s.readersLeft.Store(int32(len(s.readers)))
-	s.lanesLeft.Store(int32(len(s.lanes)))
-	for _, r := range s.readers {
-		s.wg.Go(func() {
-			if err := r.run(s.ctx); err != nil {
-				s.cancel(fmt.Errorf("source %s: %w", r.stream, err))
-				return
-			}
-			if s.readersLeft.Add(-1) == 0 {
-				close(s.readersDone)
-			}
-		})
+	for i := range s.sources {
+		s.readers = append(s.readers, newReader(s, i))
 	}
 	for _, l := range s.lanes {
-		for _, t := range l.tasks {
-			s.wg.Go(func() {
-				if err := s.commitJobs(s.ctx, t, l.done); err != nil {
-					s.cancel(err)
-				}
-			})
-		}
 		s.wg.Go(func() {
 			if err := l.run(s.ctx); err != nil {
 				s.cancel(err)
-				return
-			}
-			if s.lanesLeft.Add(-1) == 0 {
-				close(s.lanesDone)
 			}
 		})
 	}
 }
 
-// close ends the session and waits for its goroutines. The cursors are removed
-// when the server can be reached.
+// close ends the session and waits for its goroutines.
 func (s *session) close(cause error) {
 	s.cancel(cause)
 	s.wg.Wait()
-	for _, t := range s.tasks {
-		if t != nil {
+	for _, l := range s.lanes {
+		for _, t := range l.tasks {
 			t.dropBase()
 		}
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.ctx), time.Second)
 	defer cancel()
 	for _, r := range s.readers {
-		if !s.conn.Connected() {
-			break
-		}
-		if err := r.cursor.Close(ctx); err != nil {
-			s.log.Debug("the cursor was not removed; it goes by itself", "source", r.stream, "err", err)
-		}
+		r.close(ctx)
 	}
 	if s.out != nil {
 		s.out.Close()
@@ -451,8 +399,8 @@ func (s *session) close(cause error) {
 func (s *session) progress(l *lane) {
 	for i, r := range s.readers {
 		s.low[l.index][i].Store(l.lowest(i))
-		if low := s.committed(i); low > 0 {
-			r.cursor.Ack(low)
+		if low, ok := s.committed(i); ok {
+			r.ack(low)
 			s.metrics.position.WithLabelValues(r.stream).Set(float64(low))
 		}
 	}
@@ -461,54 +409,22 @@ func (s *session) progress(l *lane) {
 	}
 }
 
-// end gives the lanes the end of their input.
-func (s *session) end(e *ending) error {
-	for _, l := range s.lanes {
+// tell gives every lane an input, made for its tasks.
+func (s *session) tell(tasks []*task, input func(tasks []*task) laneInput) error {
+	for i, l := range s.lanes {
+		var own []*task
+		for _, t := range tasks {
+			if s.laneOf(t.id.Partition) == i {
+				own = append(own, t)
+			}
+		}
 		select {
-		case l.in <- laneInput{end: e}:
+		case l.in <- input(own):
 		case <-s.ctx.Done():
 			return context.Cause(s.ctx)
 		}
 	}
 	return nil
-}
-
-// stopReaders stops them where they are and returns where that is, by source.
-func (s *session) stopReaders() map[string]uint64 {
-	at := make(map[string]uint64, len(s.readers))
-	for _, r := range s.readers {
-		at[r.stream] = r.stop()
-	}
-	return at
-}
-
-// finish waits until everything that was read is committed, published, acked
-// and released, and ends the session. epoch is that of a drain, or 0.
-func (s *session) finish(epoch uint64) (map[string]uint64, error) {
-	select {
-	case <-s.readersDone:
-	case <-s.ctx.Done():
-		return nil, context.Cause(s.ctx)
-	}
-	e := &ending{epoch: epoch, positions: make([]uint64, len(s.readers))}
-	at := make(map[string]uint64, len(s.readers))
-	for i, r := range s.readers {
-		e.positions[i], _ = r.position()
-		at[r.stream] = e.positions[i]
-	}
-	if err := s.end(e); err != nil {
-		return nil, err
-	}
-	select {
-	case <-s.lanesDone:
-	case <-s.ctx.Done():
-		return nil, context.Cause(s.ctx)
-	}
-	s.wg.Wait()
-	if err := context.Cause(s.ctx); err != nil {
-		return nil, err
-	}
-	return at, nil
 }
 
 // sinkPositions returns sequences of the sinks that results published from now on
@@ -521,13 +437,14 @@ func (s *session) sinkPositions() map[string]uint64 {
 	return m
 }
 
-// committed returns the position of a source that is committed and published.
-func (s *session) committed(source int) uint64 {
-	low := uint64(math.MaxUint64)
+// committed returns the position of a source that is committed and published by
+// all tasks here, if there are any.
+func (s *session) committed(source int) (low uint64, ok bool) {
+	low = math.MaxUint64
 	for k := range s.low {
 		low = min(low, s.low[k][source].Load())
 	}
-	return low
+	return low, low != math.MaxUint64
 }
 
 // positions returns how far each source has been read.

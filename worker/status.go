@@ -20,19 +20,22 @@ type Status struct {
 	// Phase is what the worker does: standing by, starting, running, draining,
 	// leaving, drained or finished.
 	Phase string `json:"phase"`
-	// Tasks is the number of tasks that it owns, Done how many of them are done
-	// in a stop.
+	// Tasks is the number of tasks that it owns, Done how many of them have come
+	// to the cut of a drain.
 	Tasks int `json:"tasks"`
 	Done  int `json:"done"`
 	// Sources by name.
 	Sources map[string]SourceStatus `json:"sources,omitempty"`
-	// Results and DeadLetters count since the flow's creation.
+	// Results and DeadLetters are those of its tasks since the flow's creation.
 	Results     uint64 `json:"results"`
 	DeadLetters uint64 `json:"dead_letters"`
-	// StateKeys is the number of keys with state as of the start.
+	// StateKeys is the number of keys with state, as of when the tasks came.
 	StateKeys int `json:"state_keys"`
 	// Trouble is what the worker waits for; empty if it does not.
 	Trouble string `json:"trouble,omitempty"`
+	// Warnings are what needs somebody soon: sources that are about to drop
+	// messages which are not processed.
+	Warnings []string `json:"warnings,omitempty"`
 	// Since is when the session began.
 	Since time.Time `json:"since,omitzero"`
 }
@@ -51,14 +54,17 @@ type SourceStatus struct {
 
 // status returns what the session says of itself.
 func (s *session) status() Status {
-	st := Status{Tasks: len(s.tasks), Sources: map[string]SourceStatus{}, Since: s.began, Trouble: s.troubled()}
+	st := Status{Tasks: int(s.owned.Load()), Done: int(s.done.Load()), Sources: map[string]SourceStatus{}, Since: s.began, Trouble: s.troubled(), Warnings: s.warned()}
 	for i, r := range s.readers {
 		read, count := r.position()
-		st.Sources[r.stream] = SourceStatus{Read: read, Committed: s.committed(i), Records: count}
+		committed, ok := s.committed(i)
+		if !ok {
+			committed = read
+		}
+		st.Sources[r.stream] = SourceStatus{Read: read, Committed: committed, Records: count}
 	}
-	st.Done = int(s.released.Load())
-	st.Results, st.DeadLetters = s.results.Load(), s.deadLetters.Load()
-	st.StateKeys = s.keys
+	st.Results, st.DeadLetters = uint64(max(0, s.results.Load())), uint64(max(0, s.deadLetters.Load()))
+	st.StateKeys = int(s.keys.Load())
 	return st
 }
 
@@ -76,6 +82,8 @@ type reporter struct {
 
 	last   map[string]SourceStatus
 	lastAt time.Time
+	// rate of each source in the last interval.
+	rate map[string]float64
 }
 
 func newReporter(w *worker) *reporter {
@@ -150,13 +158,38 @@ func (r *reporter) collect() (Status, *control.Member) {
 	return st, r.member
 }
 
+// shown is the status at this moment, with the rates of the last interval.
+func (r *reporter) shown() Status {
+	st, _ := r.collect()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for name, src := range st.Sources {
+		src.Rate = r.rate[name]
+		st.Sources[name] = src
+	}
+	return st
+}
+
+// trusted reports whether the worker is a member that may rely on its lease now.
+func (r *reporter) trusted() bool {
+	r.mu.Lock()
+	member := r.member
+	r.mu.Unlock()
+	return member != nil && member.Trusted()
+}
+
 func (r *reporter) rates(st *Status) {
 	now := time.Now()
+	rate := map[string]float64{}
 	for name, src := range st.Sources {
 		if was, ok := r.last[name]; ok && src.Records >= was.Records && now.After(r.lastAt) {
 			src.Rate = float64(src.Records-was.Records) / now.Sub(r.lastAt).Seconds()
 			st.Sources[name] = src
+			rate[name] = src.Rate
 		}
 	}
 	r.last, r.lastAt = st.Sources, now
+	r.mu.Lock()
+	r.rate = rate
+	r.mu.Unlock()
 }

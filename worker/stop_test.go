@@ -59,10 +59,10 @@ func TestRun_successorStartsAtOnce(t *testing.T) {
 		var first atomic.Pointer[time.Time]
 		var calls atomic.Int64
 		g := newGate("committed")
-		g.skip.Store(16)
-		a := l.start(countFlow{step: slowStep(&calls, time.Millisecond)}.build(t), Config{Name: "a"}, g.probe)
+		g.skip.Store(1)
+		a := l.start(countFlow{options: oneTask, step: slowStep(&calls, time.Millisecond)}.build(t), Config{Name: "a"}, g.probe)
 		l.awaitPhase(a, "running")
-		b := l.start(countFlow{step: func(*flow.Meta, string) error {
+		b := l.start(countFlow{options: oneTask, step: func(*flow.Meta, string) error {
 			now := time.Now()
 			first.CompareAndSwap(nil, &now)
 			return nil
