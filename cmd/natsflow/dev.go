@@ -200,7 +200,7 @@ func (d *devRun) greet(ctx context.Context) error {
 // to be fed.
 func (d *devRun) openSources(ctx context.Context) error {
 	for _, stream := range sortedKeys(d.spec.Dev.Feed) {
-		f, err := openFeed(ctx, d.conn, d.spec.Source, stream, d.spec.Dev.Feed[stream], d.cmd.Rate)
+		f, err := openFeed(ctx, d.conn, d.spec.Sources, stream, d.spec.Dev.Feed[stream], d.cmd.Rate)
 		if err != nil {
 			return err
 		}
@@ -214,11 +214,18 @@ func (d *devRun) openSources(ctx context.Context) error {
 		}
 		d.feeds = append(d.feeds, f)
 	}
-	if src := d.spec.Source; len(d.feeds) == 0 && len(src.Subjects) > 0 {
+	for _, src := range d.spec.Sources {
+		if _, fed := d.spec.Dev.Feed[src.Stream]; fed || len(src.Subjects) == 0 {
+			continue
+		}
 		if _, err := ensureStream(ctx, d.conn, src.Stream, src.Subjects); err != nil {
 			return err
 		}
-		d.c.notef("feed    none; publish to %s\n", strings.Join(src.Subjects, ", "))
+		none := "none"
+		if len(d.spec.Sources) > 1 {
+			none = "none for stream " + src.Stream
+		}
+		d.c.notef("feed    %s; publish to %s\n", none, strings.Join(src.Subjects, ", "))
 	}
 	return nil
 }
@@ -261,7 +268,7 @@ func (d *devRun) work(ctx context.Context) (err error) {
 // first.
 func (d *devRun) runWorker(ctx context.Context) error {
 	cfg := worker.Config{
-		// Nobody stands by, and the next run takes over under the same name at once:
+		// There is no other worker, and the next run takes over under the same name at once:
 		// a long lease outlasts a machine that is busy with other things.
 		Bus: bus.Config{InProcess: d.srv.InProcess}, Name: devName, LeaseTTL: 30 * time.Second, Resume: d.before.State.Stopped(),
 		StopTimeout: 10 * time.Second, Logger: d.cmd.logger(d.c, d.logTo, slog.LevelWarn), OnStatus: d.setStatus,
@@ -325,8 +332,10 @@ func (d *devRun) refresh(ctx context.Context) {
 	// Between sessions there are no positions; the last ones stay.
 	now := d.latest()
 	if len(now.Sources) == 0 {
-		now.Sources, now.Results, now.DeadLetters = st.status.Sources, st.status.Results, st.status.DeadLetters
+		now.Sources = st.status.Sources
 	}
+	// At the end of a drain the worker has no tasks any more, and counts no results.
+	now.Results, now.DeadLetters = max(now.Results, st.status.Results), max(now.DeadLetters, st.status.DeadLetters)
 	st.status, st.feeds, st.caughtUp = now, nil, d.fed
 	for _, f := range d.feeds {
 		st.feeds = append(st.feeds, feedState{stream: f.stream, done: f.done.Load(), total: f.total})

@@ -13,8 +13,12 @@ import (
 	"natsflow/control"
 )
 
-// drainPoll is how often a drain looks at the flow.
-const drainPoll = 100 * time.Millisecond
+const (
+	// drainPoll is how often a drain looks at the flow.
+	drainPoll = 100 * time.Millisecond
+	// drainLook is how often at most it looks at the workers, which costs more.
+	drainLook = 300 * time.Millisecond
+)
 
 // errNotInTime ends the wait for a drain.
 var errNotInTime = errors.New("not drained in time")
@@ -25,6 +29,7 @@ type DrainCmd struct {
 	Mode   string        `enum:"suspend,finish" default:"suspend" help:"suspend keeps open windows for the resume, finish ends the input."`
 	At     string        `default:"now" help:"Where to cut: now, head, STREAM:SEQ (several with commas), a sequence, an RFC 3339 time, or the JSON of a command's at."`
 	Reason string        `help:"Text for the report and the history."`
+	DryRun bool          `help:"Only say what the drain would do: its cut, how much is left to it, how long that may take."`
 	Wait   time.Duration `default:"60s" help:"Patience until the flow is drained; exit code 1 after it, while the drain goes on. 0 only sends the command."`
 	JSON   bool          `name:"json" help:"Print the outcome as JSON."`
 	ConnectionFlags
@@ -120,6 +125,9 @@ func (cmd *DrainCmd) Run(ctx context.Context, c *Console) error {
 	if at, err = resolveAt(at, rec); err != nil {
 		return err
 	}
+	if cmd.DryRun {
+		return cmd.dryRun(ctx, c, conn, rec, at)
+	}
 	seq, err := ctl.Send(ctx, control.Command{Kind: control.KindDrain, Flow: cmd.Flow, Mode: control.Mode(cmd.Mode), At: at, Reason: cmd.Reason})
 	if err != nil {
 		return err
@@ -196,6 +204,8 @@ type drainWait struct {
 	region *region
 	said   string
 	saidAt time.Time
+	// lookedAt is when the workers were looked at.
+	lookedAt time.Time
 }
 
 // wait returns the last record that was seen, with errNotInTime in the chain of
@@ -241,11 +251,15 @@ func (w *drainWait) show(ctx context.Context, rec control.Record) {
 	if w.quiet {
 		return
 	}
-	members, err := listMembers(ctx, w.ctl)
+	if time.Since(w.lookedAt) < drainLook {
+		return
+	}
+	w.lookedAt = time.Now()
+	who, err := listCrew(ctx, w.ctl, rec.Partitions)
 	if err != nil {
 		return // the server is away for a moment; the next look will tell
 	}
-	line := drainProgress(rec, members)
+	line := drainProgress(rec, who, w.lookedAt)
 	if w.region != nil {
 		w.region.draw([]string{line})
 		return
@@ -254,62 +268,4 @@ func (w *drainWait) show(ctx context.Context, rec control.Record) {
 		w.said, w.saidAt = line, time.Now()
 		w.c.notef("%s\n", line)
 	}
-}
-
-// drainProgress is a drain in one line.
-func drainProgress(rec control.Record, members []member) string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "%s: draining, epoch %d", rec.Flow, rec.Epoch)
-	cut := map[string]uint64(nil)
-	if rec.Drain != nil {
-		cut = rec.Drain.Cut
-	}
-	if cut != nil {
-		fmt.Fprintf(&b, ", cut %s", control.FormatCut(cut))
-	}
-	i := slices.IndexFunc(members, func(m member) bool { return m.Active })
-	if len(members) == 0 {
-		b.WriteString(": no worker is running; the drain is done when one starts")
-		return b.String()
-	}
-	if i < 0 || members[i].Status == nil {
-		b.WriteString(": waiting for a worker to become active")
-		return b.String()
-	}
-	st := members[i].Status
-	fmt.Fprintf(&b, ": %d of %d tasks done", st.Done, rec.Partitions)
-	for _, name := range sortedKeys(st.Sources) {
-		at := st.Sources[name].Committed
-		if end, ok := cut[name]; ok && end > at {
-			fmt.Fprintf(&b, ", %s %s to go", name, count(end-at))
-		} else {
-			fmt.Fprintf(&b, ", %s at %s", name, count(at))
-		}
-	}
-	if st.Trouble != "" {
-		b.WriteString("; " + plain(st.Trouble))
-	}
-	return b.String()
-}
-
-// printReport prints the report of the last drain.
-func printReport(c *Console, rec control.Record) {
-	r := rec.Report
-	if r == nil {
-		return
-	}
-	c.printf("%s is %s, epoch %d\n", c.style(styleBold, rec.Flow), rec.State, r.Epoch)
-	t := table{}
-	t.add("cut", control.FormatCut(r.Cut))
-	if r.Reason != "" {
-		t.add("reason", plain(r.Reason))
-	}
-	for _, source := range sortedKeys(r.Records) {
-		t.add("records", count(r.Records[source])+" of "+source)
-	}
-	t.add("results", count(r.Results))
-	t.add("dead letters", count(r.DeadLetters))
-	t.add("snapshot", fmt.Sprintf("%s, %s", plural(r.Tasks, "task"), size(r.SnapshotBytes)))
-	t.add("took", fmt.Sprintf("%v, worker %s", r.Duration.Round(time.Millisecond), r.Worker))
-	t.print(c.Out, "  ")
 }

@@ -92,17 +92,85 @@ func TestDrainVerdict(t *testing.T) {
 }
 
 func TestDrainProgress(t *testing.T) {
-	rec := control.Record{Flow: "f", Epoch: 2, Partitions: 16, Drain: &control.Drain{Cut: map[string]uint64{"A": 1500}}}
-	for want, members := range map[string][]member{
-		"f: draining, epoch 2, cut A:1500: no worker is running; the drain is done when one starts": nil,
-		"f: draining, epoch 2, cut A:1500: waiting for a worker to become active":                   {{Name: "a"}},
-		"f: draining, epoch 2, cut A:1500: 3 of 16 tasks done, A 1,400 to go; the bucket is full": {{
-			Name: "a", Active: true,
-			Status: &worker.Status{Done: 3, Sources: map[string]worker.SourceStatus{"A": {Committed: 100}}, Trouble: "the bucket is full"},
-		}},
+	now := time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
+	at := func(source string, committed uint64) *worker.Status {
+		return &worker.Status{Tasks: 2, Sources: map[string]worker.SourceStatus{source: {Committed: committed}}}
+	}
+	cut := &control.Drain{Cut: map[string]uint64{"A": 1500}}
+	final := &control.Final{Epoch: 2}
+	done := taskStatus{Task: "0.0", final: final}
+	for name, tc := range map[string]struct {
+		want  string
+		drain *control.Drain
+		who   crew
+	}{
+		"nobody": {
+			"f: draining, epoch 2, cut A:1500: 1 of 2 tasks done, no worker is running; the drain is done when one starts",
+			cut,
+			crew{tasks: []taskStatus{done, {Task: "0.1"}}},
+		},
+		"nobody, no cut": {
+			"f: draining, epoch 2: no worker is running; the drain is done when one starts",
+			&control.Drain{},
+			crew{tasks: []taskStatus{{Task: "0.0"}}},
+		},
+		"no tasks yet": {
+			"f: draining, epoch 2, cut A:1500: 0 of 1 tasks done, waiting for a worker to take the tasks",
+			cut,
+			crew{members: []member{{Name: "a"}}, tasks: []taskStatus{{Task: "0.0"}}},
+		},
+		"final of another epoch": {
+			"f: draining, epoch 2, cut A:1500: 0 of 1 tasks done, waiting for a worker to take the tasks",
+			cut,
+			crew{members: []member{{Name: "a"}}, tasks: []taskStatus{{Task: "0.0", final: &control.Final{Epoch: 1}}}},
+		},
+		"one worker": {
+			"f: draining, epoch 2, cut A:1500: 1 of 3 tasks done, A 1,400 to go; a: the bucket is full",
+			cut,
+			crew{
+				members: []member{{Name: "a", Tasks: []string{"0.1", "0.2"}, Status: &worker.Status{
+					Tasks: 3, Sources: map[string]worker.SourceStatus{"A": {Committed: 100}}, Trouble: "the bucket is full",
+				}}},
+				tasks: []taskStatus{done, {Task: "0.1", Owner: "a"}, {Task: "0.2", Owner: "a"}},
+			},
+		},
+		"the slowest": {
+			"f: draining, epoch 2, cut A:1500: 0 of 4 tasks done, A 700 to go for b, busy: b (2) a (1), 1 task without an owner",
+			cut,
+			crew{
+				members: []member{
+					{Name: "a", Tasks: []string{"0.0"}, Status: at("A", 1500)},
+					{Name: "b", Tasks: []string{"0.1", "0.2"}, Status: at("A", 800)},
+					{Name: "c", Status: &worker.Status{Phase: "standing by"}},
+				},
+				tasks: []taskStatus{{Task: "0.0", Owner: "a"}, {Task: "0.1", Owner: "b"}, {Task: "0.2", Owner: "b"}, {Task: "0.3", Former: "d"}},
+			},
+		},
+		"all done": {
+			"f: draining, epoch 2, cut A:1500: 1 of 1 tasks done",
+			cut,
+			crew{members: []member{{Name: "a", Status: at("A", 1500)}}, tasks: []taskStatus{done}},
+		},
+		"looking for the cut": {
+			"f: draining, epoch 2: 1 of 2 workers stand still for the cut",
+			&control.Drain{},
+			crew{
+				members: []member{
+					{Name: "a", Tasks: []string{"0.0"}, Stopped: &control.Stopped{Epoch: 2}},
+					{Name: "b", Tasks: []string{"0.1"}, Stopped: &control.Stopped{Epoch: 1}},
+				},
+				tasks: []taskStatus{{Task: "0.0", Owner: "a"}, {Task: "0.1", Owner: "b"}},
+			},
+		},
+		"waiting for a time": {
+			"f: draining, epoch 2: waiting until 2026-01-02T12:00:01Z",
+			&control.Drain{Command: control.Command{At: control.At{Kind: control.AtTime, Time: now.Add(time.Second)}}},
+			crew{members: []member{{Name: "a", Tasks: []string{"0.0"}}}, tasks: []taskStatus{{Task: "0.0", Owner: "a"}}},
+		},
 	} {
-		if got := drainProgress(rec, members); got != want {
-			t.Errorf("got  %q\nwant %q", got, want)
+		rec := control.Record{Flow: "f", Epoch: 2, Drain: tc.drain}
+		if got := drainProgress(rec, tc.who, now); got != tc.want {
+			t.Errorf("%s:\ngot  %q\nwant %q", name, got, tc.want)
 		}
 	}
 }

@@ -62,14 +62,16 @@ func (b *bitmap) add(i int) {
 
 // openFeed makes sure that the stream is there and finds out what is missing in
 // it. perSecond bounds the lines a second, 0 for no bound.
-func openFeed(ctx context.Context, conn *bus.Conn, src flowspec.Source, stream string, spec flowspec.Feed, perSecond int) (*feed, error) {
+func openFeed(ctx context.Context, conn *bus.Conn, sources []flowspec.Source, stream string, spec flowspec.Feed, perSecond int) (*feed, error) {
 	f := &feed{stream: stream, spec: spec, name: filepath.Base(spec.File), limit: rate.NewLimiter(rate.Inf, 1)}
 	if perSecond > 0 {
 		f.limit = rate.NewLimiter(rate.Limit(perSecond), max(perSecond/20, 1))
 	}
 	subjects := []string{streamSubject(spec.Wildcard())}
-	if stream == src.Stream && len(src.Subjects) > 0 {
-		subjects = src.Subjects
+	for _, src := range sources {
+		if stream == src.Stream && len(src.Subjects) > 0 {
+			subjects = src.Subjects
+		}
 	}
 	if _, err := ensureStream(ctx, conn, stream, subjects); err != nil {
 		return nil, err

@@ -47,7 +47,7 @@ func TestFeed(t *testing.T) {
 	spec := feedSpec(t, "{\"k\":\"a\",\"n\":1}\n\n{\"k\":\"b\",\"n\":2}\r\n{\"k\":\"a\",\"n\":3}\n   \n{\"k\":\"b\",\"n\":4}")
 	open := func() *feed {
 		t.Helper()
-		f, err := openFeed(t.Context(), conn, spec.Source, "IN", spec.Dev.Feed["IN"], 0)
+		f, err := openFeed(t.Context(), conn, spec.Sources, "IN", spec.Dev.Feed["IN"], 0)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -104,7 +104,7 @@ func TestFeed_mistakes(t *testing.T) {
 	}
 	defer conn.Close()
 	spec := feedSpec(t, "{\"k\":\"a\"}\nno JSON\n")
-	f, err := openFeed(t.Context(), conn, spec.Source, "IN", spec.Dev.Feed["IN"], 0)
+	f, err := openFeed(t.Context(), conn, spec.Sources, "IN", spec.Dev.Feed["IN"], 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -113,7 +113,7 @@ func TestFeed_mistakes(t *testing.T) {
 	}
 	missing := spec.Dev.Feed["IN"]
 	missing.File += ".gone"
-	if _, err := openFeed(t.Context(), conn, spec.Source, "IN", missing, 0); !errors.Is(err, os.ErrNotExist) {
+	if _, err := openFeed(t.Context(), conn, spec.Sources, "IN", missing, 0); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("got %v, want a file that does not exist", err)
 	}
 }

@@ -101,8 +101,8 @@ func (h *health) handler() http.Handler {
 }
 
 // ready reports whether the worker does what it is there for. One that stands by
-// or waits for a resume is ready: a deployment that waited for it to become
-// active would wait for ever.
+// or waits for a resume is ready: a deployment that waited for it to get tasks
+// would wait for ever.
 func (h *health) ready() (text string, ok bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -23,6 +23,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"natsflow/bus"
+	"natsflow/control"
 	"natsflow/flowspec"
 	"natsflow/testenv"
 )
@@ -46,49 +47,91 @@ type delays struct {
 // the same name; now and then one is frozen, and woken when another has taken its
 // place. The judge computes the results from the file, naively.
 func TestKill(t *testing.T) {
+	k := newKiller(t)
+	feeding := k.feed(1.4)
+	for n := range *killCount {
+		k.round(n)
+	}
+	feeding()
+	w := k.start("w")
+	k.drain(w)
+	judge(t, k.conn, k.flow)
+}
+
+// TestKill_three is TestKill with three workers that share the tasks: at random
+// moments a random one of them is killed, told to leave, frozen, or replaced by a
+// process of its name, and started again at once or after its lease has run out.
+// In the end all three drain.
+func TestKill_three(t *testing.T) {
+	k := newKiller(t)
+	feeding := k.feed(2.2)
+	workers := map[string]*workerProc{}
+	names := []string{"a", "b", "c"}
+	for _, name := range names {
+		workers[name] = k.start(name)
+	}
+	for n := range *killCount {
+		name := names[k.rand.IntN(len(names))]
+		workers[name] = k.disturb(name, workers[name])
+		if info, err := k.conn.Stream(t.Context(), "DELAYS"); err == nil {
+			t.Logf("disturbance %d, of %s: %d messages in DELAYS", n+1, name, info.LastSeq)
+		}
+	}
+	feeding()
+	k.drain(workers["a"], workers["b"], workers["c"])
+	judge(t, k.conn, k.flow)
+}
+
+// newKiller starts a server.
+func newKiller(t *testing.T) *killer {
+	t.Helper()
 	seed := *killSeed
 	if seed == 0 {
 		seed = uint64(time.Now().UnixNano())
 	}
-	t.Logf("go test ./cmd/natsflow -run TestKill -seed %d -kills %d", seed, *killCount)
+	t.Logf("go test ./cmd/natsflow -run '^%s$' -seed %d -kills %d", t.Name(), seed, *killCount)
 	k := &killer{t: t, rand: rand.New(rand.NewPCG(seed, 1)), bin: testenv.Build(t, "./cmd/natsflow"), flow: flightsDir(t)}
-	server := testenv.StartProcess(t)
-	k.url = server.URL()
-	conn, err := bus.Connect(t.Context(), bus.Config{URL: k.url})
-	if err != nil {
+	k.url = testenv.StartProcess(t).URL()
+	var err error
+	if k.conn, err = bus.Connect(t.Context(), bus.Config{URL: k.url}); err != nil {
 		t.Fatal(err)
 	}
-	defer conn.Close()
-	f := openFlights(t, conn, k.flow, *killCount)
-	ctx, cancel := context.WithCancel(t.Context())
-	var wg sync.WaitGroup
-	defer wg.Wait()
-	defer cancel()
+	t.Cleanup(k.conn.Close)
+	return k
+}
+
+// feed feeds the flights, so slowly that they last until the last kill if each
+// takes so many seconds. The returned function feeds the rest and waits for it.
+func (k *killer) feed(secondsEach float64) (finish func()) {
+	k.t.Helper()
+	f := openFlights(k.t, k.conn, k.flow, secondsEach*float64(max(*killCount, 1)))
+	ctx, cancel := context.WithCancel(k.t.Context())
 	fed := make(chan error, 1)
-	wg.Go(func() { fed <- f.run(ctx, conn) })
-	for n := range *killCount {
-		k.round(n, conn)
+	var wg sync.WaitGroup
+	k.t.Cleanup(wg.Wait)
+	k.t.Cleanup(cancel)
+	wg.Go(func() { fed <- f.run(ctx, k.conn) })
+	return func() {
+		k.t.Helper()
+		k.t.Logf("%d of %d flights were fed while workers were disturbed", f.done.Load(), f.total)
+		f.limit.SetLimit(rate.Inf)
+		if err := <-fed; err != nil {
+			k.t.Fatal(err)
+		}
 	}
-	t.Logf("%d of %d flights were fed while workers were killed", f.done.Load(), f.total)
-	f.limit.SetLimit(rate.Inf)
-	if err := <-fed; err != nil {
-		t.Fatal(err)
-	}
-	k.drain()
-	judge(t, conn, k.flow)
 }
 
 // openFlights makes a feed that is slow enough to last until the last kill, so
 // that each hits a worker that has something to do.
-func openFlights(t *testing.T, conn *bus.Conn, dir string, kills int) *feed {
+func openFlights(t *testing.T, conn *bus.Conn, dir string, seconds float64) *feed {
 	t.Helper()
-	const flights, secondsEach = 20_000, 1.4
+	const flights = 20_000
 	spec, err := flowspec.Load(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
-	perSecond := int(flights / (secondsEach * float64(max(kills, 1))))
-	f, err := openFeed(t.Context(), conn, spec.Source, "FLIGHTS", spec.Dev.Feed["FLIGHTS"], max(perSecond, 1))
+	perSecond := int(flights / seconds)
+	f, err := openFeed(t.Context(), conn, spec.Sources, "FLIGHTS", spec.Dev.Feed["FLIGHTS"], max(perSecond, 1))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -100,6 +143,7 @@ type killer struct {
 	rand      *rand.Rand
 	bin       string
 	flow, url string
+	conn      *bus.Conn
 }
 
 // workerProc is a worker process and what it printed.
@@ -108,14 +152,16 @@ type workerProc struct {
 	out *bytes.Buffer
 }
 
-func (k *killer) start() *workerProc {
+// start starts a worker. It ends with the test at the latest.
+func (k *killer) start(name string) *workerProc {
 	k.t.Helper()
 	w := &workerProc{out: &bytes.Buffer{}}
-	w.cmd = exec.Command(k.bin, "worker", k.flow, "-s", k.url, "--name", "w", "--lease-ttl", "2s") //nolint:noctx // it is killed
+	w.cmd = exec.Command(k.bin, "worker", k.flow, "-s", k.url, "--name", name, "--lease-ttl", "2s") //nolint:noctx // it is killed
 	w.cmd.Stdout, w.cmd.Stderr = w.out, w.out
 	if err := w.cmd.Start(); err != nil {
 		k.t.Fatal(err)
 	}
+	k.t.Cleanup(func() { _ = w.cmd.Process.Kill() }) // it has ended, unless the test has failed
 	return w
 }
 
@@ -145,53 +191,104 @@ func (k *killer) wait(from, to time.Duration) {
 }
 
 // round is one worker from its start to its end.
-func (k *killer) round(n int, conn *bus.Conn) {
-	w := k.start()
+func (k *killer) round(n int) {
+	w := k.start("w")
 	switch {
 	case n%10 == 4:
-		// Frozen for longer than its lease, then going on by itself.
 		k.wait(200*time.Millisecond, time.Second)
-		k.signal(w, syscall.SIGSTOP)
-		k.wait(500*time.Millisecond, 2500*time.Millisecond)
-		k.signal(w, syscall.SIGCONT)
-		k.wait(100*time.Millisecond, time.Second)
+		k.freeze(w)
 	case n%10 == 9:
-		// Frozen, and woken when another process has its place and has worked.
 		k.wait(200*time.Millisecond, time.Second)
-		k.signal(w, syscall.SIGSTOP)
-		next := k.start()
-		k.wait(time.Second, 2500*time.Millisecond)
-		k.signal(w, syscall.SIGCONT)
-		k.wait(50*time.Millisecond, 500*time.Millisecond)
-		k.kill(next)
-		_ = w.cmd.Process.Kill() // it may have seen by now that it was replaced
-		_ = w.cmd.Wait()
-		return
+		w = k.replace("w", w)
 	case k.rand.IntN(5) == 0:
 		k.wait(0, 150*time.Millisecond) // while it starts
 	default:
 		k.wait(150*time.Millisecond, 900*time.Millisecond)
 	}
 	k.kill(w)
-	if info, err := conn.Stream(k.t.Context(), "DELAYS"); err == nil {
+	if info, err := k.conn.Stream(k.t.Context(), "DELAYS"); err == nil {
 		k.t.Logf("kill %d: %d messages in DELAYS", n+1, info.LastSeq)
 	}
 }
 
-// drain lets a last worker process the rest and stop at the head.
-func (k *killer) drain() {
+// freeze stops a worker for about as long as its lease lasts, so that it goes on
+// by itself, with the lease or without.
+func (k *killer) freeze(w *workerProc) {
+	k.signal(w, syscall.SIGSTOP)
+	k.wait(500*time.Millisecond, 2500*time.Millisecond)
+	k.signal(w, syscall.SIGCONT)
+	k.wait(100*time.Millisecond, time.Second)
+}
+
+// replace freezes a worker, and wakes it when another process has its name and
+// has worked. It returns that one.
+func (k *killer) replace(name string, w *workerProc) *workerProc {
+	k.signal(w, syscall.SIGSTOP)
+	next := k.start(name)
+	k.wait(time.Second, 2500*time.Millisecond)
+	k.signal(w, syscall.SIGCONT)
+	k.wait(50*time.Millisecond, 500*time.Millisecond)
+	_ = w.cmd.Process.Kill() // it may have seen by now that it was replaced
+	_ = w.cmd.Wait()
+	return next
+}
+
+// left waits for the end of a worker that was told to leave.
+func (k *killer) left(name string, w *workerProc) {
+	err := w.cmd.Wait()
+	var exit *exec.ExitError
+	switch {
+	case err == nil:
+	case errors.As(err, &exit) && exit.Sys().(syscall.WaitStatus).Signal() == syscall.SIGTERM && w.out.Len() == 0:
+		// It was so young that it did not listen to signals yet.
+	case bytes.Contains(w.out.Bytes(), []byte(control.ErrLeaseLost.Error())):
+		// One that has just lost its lease, on a busy machine or after a freeze, has
+		// nothing left to give away, and says so.
+	default:
+		k.t.Fatalf("worker %s was told to leave: %v\n%s", name, err, w.out)
+	}
+}
+
+// disturb does something to one worker of several and returns the process that
+// has its name then.
+func (k *killer) disturb(name string, w *workerProc) *workerProc {
+	k.wait(0, 700*time.Millisecond)
+	switch k.rand.IntN(8) {
+	case 0:
+		k.freeze(w)
+		return w
+	case 1:
+		return k.replace(name, w)
+	case 2:
+		k.signal(w, syscall.SIGTERM)
+		k.left(name, w)
+	case 3:
+		// The others take its tasks before it is back.
+		k.kill(w)
+		k.wait(1500*time.Millisecond, 3500*time.Millisecond)
+	default:
+		k.kill(w)
+	}
+	return k.start(name)
+}
+
+// drain lets the workers process the rest and stop at the head.
+func (k *killer) drain(workers ...*workerProc) {
 	k.t.Helper()
-	w := k.start()
-	defer func() {
-		_ = w.cmd.Process.Kill() // it has ended, unless the test has failed
-	}()
 	out, err := exec.Command(k.bin, "drain", "flights", "-s", k.url, "--at", "head", "--wait", "30s").CombinedOutput() //nolint:noctx // bounded by --wait
 	if err != nil {
-		k.t.Fatalf("drain: %v\n%s\nworker:\n%s", err, out, w.out)
+		for _, w := range workers {
+			_ = w.cmd.Process.Kill() // what it has printed is complete then
+			_ = w.cmd.Wait()
+			out = append(out, w.out.Bytes()...)
+		}
+		k.t.Fatalf("drain: %v\n%s", err, out)
 	}
 	k.t.Logf("%s", out)
-	if err := w.cmd.Wait(); err != nil {
-		k.t.Fatalf("the last worker: %v\n%s", err, w.out)
+	for _, w := range workers {
+		if err := w.cmd.Wait(); err != nil {
+			k.t.Fatalf("a worker at the end: %v\n%s", err, w.out)
+		}
 	}
 }
 

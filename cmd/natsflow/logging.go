@@ -31,7 +31,17 @@ func (f *LogFlags) logger(c *Console, to io.Writer, least slog.Level) *slog.Logg
 	if format == "text" || (format == "auto" && c.ErrTerminal) {
 		return slog.New(slog.NewTextHandler(to, opts))
 	}
+	opts.ReplaceAttr = durationsAsText
 	return slog.New(slog.NewJSONHandler(to, opts))
+}
+
+// durationsAsText writes durations as the text handler does, such as "1.5s": in
+// JSON they would be numbers of nanoseconds, without a unit that a reader sees.
+func durationsAsText(_ []string, a slog.Attr) slog.Attr {
+	if a.Value.Kind() == slog.KindDuration {
+		a.Value = slog.StringValue(a.Value.Duration().String())
+	}
+	return a
 }
 
 // warnings is the logger of commands that only ask: what goes wrong on the way is

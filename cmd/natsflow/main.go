@@ -32,7 +32,7 @@ Start with: natsflow dev examples/flights`
 // CLI is the command line.
 type CLI struct {
 	Dev       DevCmd       `cmd:"" help:"Run a flow with a server of its own, feed it and show its results."`
-	Worker    WorkerCmd    `cmd:"" help:"Run a flow, or stand by for it, on a NATS server."`
+	Worker    WorkerCmd    `cmd:"" help:"Run a flow on a NATS server, sharing its tasks with its other workers."`
 	Drain     DrainCmd     `cmd:"" help:"Stop a flow at a position, with a snapshot, and wait until it has."`
 	Resume    ResumeCmd    `cmd:"" help:"Let a drained flow go on from where it stopped."`
 	Status    StatusCmd    `cmd:"" help:"Show flows: state, positions, workers, errors."`

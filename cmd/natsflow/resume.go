@@ -51,12 +51,12 @@ func (cmd *ResumeCmd) Run(ctx context.Context, c *Console) error {
 	if err != nil {
 		return err
 	}
-	members, err := listMembers(ctx, ctl)
+	who, err := listCrew(ctx, ctl, rec.Partitions)
 	if err != nil {
 		return err
 	}
 	if cmd.JSON {
-		return c.json(resumeOutcome{Flow: cmd.Flow, Was: was.State, State: rec.State, Epoch: rec.Epoch, Workers: len(members)})
+		return c.json(resumeOutcome{Flow: cmd.Flow, Was: was.State, State: rec.State, Epoch: rec.Epoch, Workers: len(who.members)})
 	}
 	switch was.State {
 	case control.StateRunning:
@@ -66,7 +66,7 @@ func (cmd *ResumeCmd) Run(ctx context.Context, c *Console) error {
 	default:
 		c.printf("%s: resumed, was %s at epoch %d (%s)\n", cmd.Flow, was.State, was.Epoch, control.FormatCut(cutOf(was)))
 	}
-	if len(members) == 0 {
+	if len(who.members) == 0 {
 		c.printf("no worker is running: natsflow worker FLOW.yaml starts one\n")
 	}
 	return nil

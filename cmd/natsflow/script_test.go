@@ -306,7 +306,7 @@ func feedFlights(ctx context.Context, conn *bus.Conn, dir string, n uint64) erro
 	if err != nil {
 		return err
 	}
-	f, err := openFeed(ctx, conn, spec.Source, "FLIGHTS", spec.Dev.Feed["FLIGHTS"], 0)
+	f, err := openFeed(ctx, conn, spec.Sources, "FLIGHTS", spec.Dev.Feed["FLIGHTS"], 0)
 	if err != nil {
 		return err
 	}

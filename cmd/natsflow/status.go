@@ -4,11 +4,11 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"slices"
 	"time"
 
 	"natsflow/bus"
 	"natsflow/control"
+	"natsflow/kvsnap"
 	"natsflow/worker"
 )
 
@@ -33,15 +33,23 @@ func (cmd *StatusCmd) Validate() error {
 
 // flowStatus is what is known of a flow.
 type flowStatus struct {
-	Flow       string          `json:"flow"`
-	State      control.State   `json:"state"`
-	Epoch      uint64          `json:"epoch"`
-	Partitions int             `json:"partitions"`
-	Drain      *control.Drain  `json:"drain,omitempty"`
-	Sources    []sourceStatus  `json:"sources"`
-	Workers    []member        `json:"workers"`
-	Results    uint64          `json:"results"`
-	Dead       uint64          `json:"dead_letters"`
+	Flow       string         `json:"flow"`
+	State      control.State  `json:"state"`
+	Epoch      uint64         `json:"epoch"`
+	Partitions int            `json:"partitions"`
+	Drain      *control.Drain `json:"drain,omitempty"`
+	Sources    []sourceStatus `json:"sources"`
+	Workers    []member       `json:"workers"`
+	Tasks      []taskStatus   `json:"tasks"`
+	// TasksDone is how many have come to the end of the drain of this epoch,
+	// TasksOwnerless how many of the others no worker has.
+	TasksDone      int    `json:"tasks_done"`
+	TasksOwnerless int    `json:"tasks_without_owner"`
+	Results        uint64 `json:"results"`
+	Dead           uint64 `json:"dead_letters"`
+	// StateKeys is what the workers say, StateBytes the size of the snapshots.
+	StateKeys  int             `json:"state_keys"`
+	StateBytes uint64          `json:"state_bytes"`
 	Trouble    string          `json:"trouble,omitempty"`
 	LastError  string          `json:"last_error,omitempty"`
 	ErrorTime  time.Time       `json:"last_error_time,omitzero"`
@@ -50,6 +58,9 @@ type flowStatus struct {
 	Created    time.Time       `json:"created"`
 	Updated    time.Time       `json:"updated"`
 	Prefix     string          `json:"control_prefix"`
+
+	crew      crew
+	ownerless []string
 }
 
 type historyEntry = control.HistoryEntry
@@ -58,14 +69,18 @@ type historyEntry = control.HistoryEntry
 type sourceStatus struct {
 	Stream string `json:"stream"`
 	// Head is the last sequence of the stream.
-	Head      uint64 `json:"head"`
+	Head uint64 `json:"head"`
+	// Read is the furthest that any task has come, Committed what all of them have
+	// committed and published.
 	Read      uint64 `json:"read"`
 	Committed uint64 `json:"committed"`
 	// Lag is the number of sequences behind Committed; some of them may be of
 	// subjects that the flow does not read.
 	Lag uint64 `json:"lag"`
-	// Rate is in records per second.
-	Rate  float64 `json:"rate"`
+	// Rate is in records per second, of the fastest worker: each reads all of it.
+	Rate float64 `json:"rate"`
+	// Cut is where a drain that is under way ends, if that is known.
+	Cut   *uint64 `json:"cut,omitempty"`
 	Error string  `json:"error,omitempty"`
 }
 
@@ -174,96 +189,55 @@ func collectFlow(ctx context.Context, conn *bus.Conn, rec control.Record) (flowS
 	if err != nil {
 		return st, err
 	}
-	if st.Workers, err = listMembers(ctx, ctl); err != nil {
+	if st.crew, err = listCrew(ctx, ctl, rec.Partitions); err != nil {
 		return st, err
 	}
-	active := activeStatus(st.Workers)
-	if active != nil {
-		st.Results, st.Dead, st.Trouble = active.Results, active.DeadLetters, active.Trouble
-	} else {
-		// Nobody works on it: what is stored tells.
-		p, err := storedProgress(ctx, conn, rec.Flow, rec.Partitions)
-		if err != nil {
+	st.Workers, st.Tasks = st.crew.members, st.crew.tasks
+	st.TasksDone, st.ownerless = st.crew.count(rec)
+	st.TasksOwnerless = len(st.ownerless)
+	var heads map[string]kvsnap.Head
+	if len(st.crew.silent(rec)) > 0 {
+		// All logs have to be read for that, so not while the workers tell it.
+		if heads, err = storedHeads(ctx, conn, rec.Flow); err != nil {
 			return st, err
 		}
-		st.Results, st.Dead = p.Results, p.Dead
-		active = &worker.Status{Sources: map[string]worker.SourceStatus{}}
-		for name := range rec.Sources {
-			active.Sources[name] = worker.SourceStatus{Read: p.Offsets[name], Committed: p.Offsets[name]}
-		}
+	}
+	p := st.crew.progress(rec, heads)
+	st.Results, st.Dead, st.StateKeys, st.Trouble = p.Results, p.Dead, p.Keys, p.Trouble
+	if st.StateBytes, err = snapshotBytes(ctx, conn, rec.Flow); err != nil {
+		return st, err
 	}
 	for _, name := range sortedKeys(rec.Sources) {
-		st.Sources = append(st.Sources, collectSource(ctx, conn, name, active.Sources[name]))
+		st.Sources = append(st.Sources, collectSource(ctx, conn, rec, name, p.Sources[name]))
 	}
 	return st, nil
 }
 
-// activeStatus is what the member says that has tasks; nil if there is none.
-func activeStatus(members []member) *worker.Status {
-	i := slices.IndexFunc(members, func(m member) bool { return m.Active && m.Status != nil && len(m.Status.Sources) > 0 })
-	if i < 0 {
-		return nil
+// snapshotBytes is the size of the snapshots of a flow, as a drain reports it.
+func snapshotBytes(ctx context.Context, conn *bus.Conn, flow string) (uint64, error) {
+	info, err := conn.Stream(ctx, "KV_natsflow_"+flow)
+	if errors.Is(err, bus.ErrNotFound) {
+		return 0, nil
 	}
-	return members[i].Status
+	return info.Bytes, err
 }
 
-func collectSource(ctx context.Context, conn *bus.Conn, name string, at worker.SourceStatus) sourceStatus {
+func collectSource(ctx context.Context, conn *bus.Conn, rec control.Record, name string, at worker.SourceStatus) sourceStatus {
 	s := sourceStatus{Stream: name, Read: at.Read, Committed: at.Committed, Rate: at.Rate}
+	if rec.State == control.StateDraining {
+		if cut, ok := rec.Drain.Cut[name]; ok {
+			s.Cut = &cut
+		}
+	}
 	info, err := conn.Stream(ctx, name)
 	if err != nil {
 		s.Error = err.Error()
 		return s
 	}
 	s.Head = info.LastSeq
-	if s.Head > s.Committed {
-		s.Lag = s.Head - s.Committed
-	}
+	s.Lag = above(s.Head, s.Committed)
 	return s
 }
 
-// stored is what the task logs say of a flow.
-type stored struct {
-	Tasks         int
-	Offsets       map[string]uint64
-	Results, Dead uint64
-	Records       uint64
-	Bytes         int64
-}
-
-// storedProgress reads the heads of the task logs. The position of a source is
-// the lowest of all tasks; a task without a log is at the beginning.
-func storedProgress(ctx context.Context, conn *bus.Conn, flow string, partitions int) (stored, error) {
-	p := stored{Offsets: map[string]uint64{}}
-	store, err := openStore(ctx, conn, flow)
-	if errors.Is(err, bus.ErrNotFound) {
-		return p, nil
-	}
-	if err != nil {
-		return p, err
-	}
-	tasks, err := store.Tasks(ctx)
-	if err != nil {
-		return p, err
-	}
-	for i, t := range tasks {
-		p.Tasks++
-		p.Results += t.Head.Results
-		p.Dead += t.Head.DeadLetters
-		p.Records += t.Head.Records
-		p.Bytes += t.Bytes
-		for source, seq := range t.Head.Offsets {
-			if low, ok := p.Offsets[source]; i == 0 || (ok && seq < low) {
-				p.Offsets[source] = seq
-			}
-		}
-		for source := range p.Offsets {
-			if _, ok := t.Head.Offsets[source]; !ok {
-				p.Offsets[source] = 0
-			}
-		}
-	}
-	if len(tasks) < partitions {
-		clear(p.Offsets)
-	}
-	return p, nil
-}
+// above is how much a is higher than b.
+func above(a, b uint64) uint64 { return a - min(a, b) }

@@ -2,10 +2,20 @@ package main
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"natsflow/control"
+	"natsflow/kvsnap"
+)
+
+const (
+	// shownCommands is how much of the history is shown.
+	shownCommands = 5
+	// shownRuns is how many runs of tasks are shown of a worker.
+	shownRuns = 12
 )
 
 // lines is the status for people: details of one flow, or a row for each.
@@ -18,21 +28,17 @@ func (cmd *StatusCmd) lines(c *Console, flows []flowStatus) []string {
 		return flows[0].details(c, now)
 	}
 	t := table{
-		head:  []string{"FLOW", "STATE", "EPOCH", "WORKER", "COMMITTED", "LAG", "RATE", "RESULTS", "TROUBLE"},
+		head:  []string{"FLOW", "STATE", "EPOCH", "WORKERS", "COMMITTED", "LAG", "RATE", "RESULTS", "TROUBLE"},
 		right: []bool{false, false, true, false, false, true, true, true, false},
 	}
 	for _, f := range flows {
-		worker := "none"
-		if len(f.Workers) > 0 && f.Workers[0].Active {
-			worker = f.Workers[0].Name
-		}
-		if n := len(f.Workers); n > 1 {
-			worker += fmt.Sprintf(" +%d", n-1)
-		}
 		cut := map[string]uint64{}
 		var lag uint64
 		var rate float64
 		trouble := f.Trouble
+		if n := f.TasksOwnerless; n > 0 && len(f.Workers) > 0 && !f.State.Stopped() {
+			trouble = join(trouble, plural(n, "task")+" without an owner")
+		}
 		for _, s := range f.Sources {
 			cut[s.Stream] = s.Committed
 			lag, rate = lag+s.Lag, rate+s.Rate
@@ -40,11 +46,26 @@ func (cmd *StatusCmd) lines(c *Console, flows []flowStatus) []string {
 				trouble = s.Error
 			}
 		}
-		t.add(f.Flow, string(f.State), strconv.FormatUint(f.Epoch, 10), worker, control.FormatCut(cut), count(lag),
-			fmt.Sprintf("%.0f/s", rate), count(f.Results), plain(trouble))
+		t.add(f.Flow, string(f.State), strconv.FormatUint(f.Epoch, 10), f.workerCount(), control.FormatCut(cut), count(lag),
+			perSecond(rate), count(f.Results), plain(trouble))
 	}
 	return t.lines()
 }
+
+// workerCount is "3" or "2 +1 standing by".
+func (f flowStatus) workerCount() string {
+	if len(f.Workers) == 0 {
+		return "none"
+	}
+	n := f.crew.standingBy()
+	text := strconv.Itoa(len(f.Workers) - n)
+	if n > 0 {
+		text += fmt.Sprintf(" +%d standing by", n)
+	}
+	return text
+}
+
+func perSecond(rate float64) string { return fmt.Sprintf("%.0f/s", rate) }
 
 // details describes one flow.
 func (f flowStatus) details(c *Console, now time.Time) []string {
@@ -52,8 +73,12 @@ func (f flowStatus) details(c *Console, now time.Time) []string {
 	if f.State != control.StateRunning {
 		colour = styleYellow
 	}
-	lines := []string{fmt.Sprintf("%s  %s  epoch %d, %s, %s", c.style(styleBold, f.Flow),
-		c.style(colour, string(f.State)), f.Epoch, plural(f.Results, "result"), plural(f.Dead, "dead letter"))}
+	state := size(f.StateBytes)
+	if f.StateKeys > 0 {
+		state = plural(f.StateKeys, "key") + ", " + state
+	}
+	lines := []string{fmt.Sprintf("%s  %s  epoch %d, %s, %s; state: %s", c.style(styleBold, f.Flow),
+		c.style(colour, string(f.State)), f.Epoch, plural(f.Results, "result"), plural(f.Dead, "dead letter"), state)}
 	add := func(title string, body []string) {
 		if len(body) == 0 {
 			return
@@ -68,6 +93,8 @@ func (f flowStatus) details(c *Console, now time.Time) []string {
 		add("workers", []string{"none is running"})
 	}
 	add("workers", f.workerLines(now))
+	add("positions", f.positionLines())
+	add("tasks", f.taskLines())
 	if f.Drain != nil && !f.State.Stopped() {
 		d := f.Drain
 		cut := "not fixed yet"
@@ -76,30 +103,35 @@ func (f flowStatus) details(c *Console, now time.Time) []string {
 		}
 		add("drain under way", []string{fmt.Sprintf("%s at %s since %s ago, cut %s%s", d.Command.Mode, d.Command.At, age(now, d.Since), cut, because(d.Command.Reason))})
 	}
-	if r := f.Report; r != nil {
-		add("last drain", []string{fmt.Sprintf("epoch %d, %s at %s, %s ago, took %v, worker %s%s", r.Epoch, r.Mode, control.FormatCut(r.Cut),
-			age(now, r.Time), r.Duration.Round(time.Millisecond), r.Worker, because(r.Reason))})
-	}
+	add("last drain", reportLines(f.Report, now))
 	if f.LastError != "" {
 		add("last error", []string{fmt.Sprintf("%s ago: %s", age(now, f.ErrorTime), plain(f.LastError))})
 	}
 	if f.Trouble != "" {
 		add("trouble", []string{c.style(styleRed, plain(f.Trouble))})
 	}
+	add("last commands", historyLines(f.History, now))
 	return lines
 }
 
 func (f flowStatus) sourceLines() []string {
 	t := table{
 		head:  []string{"STREAM", "HEAD", "READ", "COMMITTED", "LAG", "RATE"},
-		right: []bool{false, true, true, true, true, true},
+		right: []bool{false, true, true, true, true, true, true, true},
+	}
+	cut := slices.ContainsFunc(f.Sources, func(s sourceStatus) bool { return s.Cut != nil })
+	if cut {
+		t.head = append(t.head, "CUT", "TO GO")
 	}
 	for _, s := range f.Sources {
+		row := []string{s.Stream, count(s.Head), count(s.Read), count(s.Committed), count(s.Lag), perSecond(s.Rate)}
 		if s.Error != "" {
-			t.add(s.Stream, "?", count(s.Read), count(s.Committed), "?", plain(s.Error))
-			continue
+			row = []string{s.Stream, "?", count(s.Read), count(s.Committed), "?", plain(s.Error)}
 		}
-		t.add(s.Stream, count(s.Head), count(s.Read), count(s.Committed), count(s.Lag), fmt.Sprintf("%.0f/s", s.Rate))
+		if cut && s.Cut != nil {
+			row = append(row, count(*s.Cut), count(above(*s.Cut, s.Committed)))
+		}
+		t.add(row...)
 	}
 	return t.lines()
 }
@@ -109,18 +141,148 @@ func (f flowStatus) workerLines(now time.Time) []string {
 		return nil
 	}
 	t := table{
-		head:  []string{"NAME", "ROLE", "PHASE", "TASKS", "UP", "RENEWED", "HOST", "PID"},
-		right: []bool{false, false, false, true, true, true, false, true},
+		head:  []string{"NAME", "PHASE", "TASKS", "RESULTS", "KEYS", "UP", "LEASE", "HOST", "PID"},
+		right: []bool{false, false, true, true, true, true, false, false, true},
 	}
 	for _, m := range f.Workers {
-		role, phase, tasks := "stands by", "", "-"
-		if m.Active {
-			role = "active"
+		phase, results, keys := "starting", "", ""
+		if st := m.Status; st != nil {
+			phase, results, keys = st.Phase, count(st.Results), count(st.StateKeys)
 		}
-		if m.Status != nil {
-			phase, tasks = m.Status.Phase, strconv.Itoa(m.Status.Tasks)
+		if m.StandsBy {
+			phase = "stands by"
 		}
-		t.add(m.Name, role, phase, tasks, age(now, m.Started), age(now, m.Renewed)+" ago", m.Host, strconv.Itoa(m.PID))
+		t.add(m.Name, phase, strconv.Itoa(len(m.Tasks)), results, keys, age(now, m.Started),
+			fmt.Sprintf("%.0fs of %v", m.LeaseAge.Seconds(), m.LeaseTTL), m.Host, strconv.Itoa(m.PID))
+	}
+	return t.lines()
+}
+
+// positionLines tell how far each worker is, when there are several.
+func (f flowStatus) positionLines() []string {
+	working := f.crew.working()
+	if len(working) < 2 {
+		return nil
+	}
+	t := table{
+		head:  []string{"WORKER", "STREAM", "READ", "COMMITTED", "LAG", "RATE"},
+		right: []bool{false, false, true, true, true, true},
+	}
+	for _, m := range working {
+		if !m.speaks() {
+			continue
+		}
+		for _, s := range f.Sources {
+			if at, ok := m.Status.Sources[s.Stream]; ok {
+				t.add(m.Name, s.Stream, count(at.Read), count(at.Committed), count(above(s.Head, at.Committed)), perSecond(at.Rate))
+			}
+		}
+	}
+	if len(t.rows) == 0 {
+		return nil
+	}
+	return t.lines()
+}
+
+// taskLines tell who has which tasks.
+func (f flowStatus) taskLines() []string {
+	t := table{right: []bool{false, true}}
+	for _, m := range f.crew.working() {
+		t.add(m.Name, strconv.Itoa(len(m.Tasks)), compactTasks(m.Tasks, shownRuns))
+	}
+	if f.TasksDone > 0 {
+		t.add("done", strconv.Itoa(f.TasksDone), "at the cut of epoch "+strconv.FormatUint(f.Epoch, 10))
+	}
+	if len(f.ownerless) > 0 {
+		t.add("without an owner", strconv.Itoa(len(f.ownerless)), compactTasks(f.ownerless, shownRuns))
+	}
+	return t.lines()
+}
+
+// compactTasks writes tasks, which are in order, with runs of partitions as one:
+// "0.0-3 0.7 1.2-5", at most so many of them.
+func compactTasks(names []string, most int) string {
+	var runs []string
+	var first, last kvsnap.TaskID
+	left := 0 // tasks that are not in runs
+	end := func() {
+		switch left {
+		case 0:
+		case 1:
+			runs = append(runs, first.String())
+		default:
+			runs = append(runs, fmt.Sprintf("%s-%d", first, last.Partition))
+		}
+		left = 0
+	}
+	for i, name := range names {
+		id, err := kvsnap.ParseTaskID(name)
+		if err != nil {
+			end()
+			runs = append(runs, plain(name))
+			continue
+		}
+		if left == 0 || id.Stage != last.Stage || id.Partition != last.Partition+1 {
+			end()
+			if len(runs) == most {
+				runs = append(runs, fmt.Sprintf("and %d more (--json has all)", len(names)-i))
+				break
+			}
+			first = id
+		}
+		last = id
+		left++
+	}
+	end()
+	return strings.Join(runs, " ")
+}
+
+// reportLines is the report of the last drain.
+func reportLines(r *control.Report, now time.Time) []string {
+	if r == nil {
+		return nil
+	}
+	done := []string{plural(r.Tasks, "task"), plural(r.Results, "result"), plural(r.DeadLetters, "dead letter"), size(r.SnapshotBytes) + " of snapshots"}
+	for _, source := range sortedKeys(r.Records) {
+		done = append(done, plural(r.Records[source], "record")+" of "+source+sinceDrain(r))
+	}
+	return []string{
+		fmt.Sprintf("epoch %d, %s at %s, %s ago, took %v, %s%s", r.Epoch, r.Mode, control.FormatCut(r.Cut),
+			age(now, r.Time), r.Duration.Round(time.Millisecond), reportWorkers(r), because(r.Reason)),
+		strings.Join(done, ", "),
+	}
+}
+
+// sinceDrain says from where on the records of a report count.
+func sinceDrain(r *control.Report) string {
+	if r.Epoch == 1 {
+		return ""
+	}
+	return " since the drain before"
+}
+
+// reportWorkers says who drained.
+func reportWorkers(r *control.Report) string {
+	last := r.Last
+	if last == "" {
+		last = r.Worker
+	}
+	if r.Workers > 1 {
+		return fmt.Sprintf("%d workers, the last was %s", r.Workers, last)
+	}
+	return "worker " + last
+}
+
+// historyLines are the last commands, the latest first.
+func historyLines(history []historyEntry, now time.Time) []string {
+	t := table{right: []bool{true, true}}
+	for i := len(history) - 1; i >= max(0, len(history)-shownCommands); i-- {
+		h := history[i]
+		what := plain(string(h.Kind))
+		if h.Kind == control.KindDrain && !h.At.IsZero() {
+			what = fmt.Sprintf("%s %s at %s", h.Kind, h.Mode, h.At)
+		}
+		t.add(strconv.FormatUint(h.Seq, 10), age(now, h.Time)+" ago", what, plain(h.Outcome)+because(h.Reason))
 	}
 	return t.lines()
 }
@@ -133,8 +295,11 @@ func because(reason string) string {
 }
 
 // age is how long ago something was, with the precision that people want.
-func age(now, then time.Time) string {
-	d := max(now.Sub(then), 0)
+func age(now, then time.Time) string { return span(now.Sub(then)) }
+
+// span is a duration for people; one below zero is none.
+func span(d time.Duration) string {
+	d = max(d, 0)
 	switch {
 	case d < time.Minute:
 		return fmt.Sprintf("%.0fs", d.Seconds())

@@ -14,7 +14,7 @@ import (
 	"natsflow/worker"
 )
 
-// WorkerCmd runs a flow, or stands by for it.
+// WorkerCmd runs a flow together with its other workers.
 type WorkerCmd struct {
 	File string `arg:"" help:"Flow file, or a folder with a flow.yaml."`
 	ConnectionFlags
@@ -24,8 +24,9 @@ type WorkerCmd struct {
 	Name          string        `placeholder:"NAME" help:"Name of this worker; a process takes the place of one of the same name (default: the host's name and a random part)."`
 	Replicas      int           `default:"1" help:"Replicas of the streams and buckets that are created, 1 to 5."`
 	Resume        bool          `help:"Let the flow go on if it is drained."`
-	LeaseTTL      time.Duration `name:"lease-ttl" default:"5s" help:"How long a worker that died or froze keeps its place; whole seconds, at least 2s."`
+	LeaseTTL      time.Duration `name:"lease-ttl" default:"5s" help:"How long a worker that died or froze keeps its tasks; whole seconds, at least 2s."`
 	AcceptGap     bool          `help:"Go on when messages that were not processed are gone from a source."`
+	AcceptChanges bool          `help:"Let a drained flow go on without the state of steps that are gone; see natsflow validate --against."`
 	StopTimeout   time.Duration `default:"30s" help:"Patience for a clean stop; exit code 1 after it."`
 	MetricsListen string        `placeholder:"[HOST:]PORT" help:"Serve /metrics, /healthz and /readyz there; the loopback address unless a host is given."`
 
@@ -75,7 +76,7 @@ func (cmd *WorkerCmd) Run(ctx context.Context, c *Console) error {
 	log := cmd.logger(c, c.Err, slog.LevelInfo)
 	cfg := worker.Config{
 		Bus: cmd.config(log), Name: cmd.Name, LeaseTTL: cmd.LeaseTTL, Replicas: cmd.Replicas, Resume: cmd.Resume,
-		ControlPrefix: cmd.ControlPrefix, AcceptGap: cmd.AcceptGap, StopTimeout: cmd.StopTimeout, Logger: log,
+		ControlPrefix: cmd.ControlPrefix, AcceptGap: cmd.AcceptGap, AcceptChanges: cmd.AcceptChanges, StopTimeout: cmd.StopTimeout, Logger: log,
 	}
 	if cmd.registry != nil {
 		cfg.Registerer = cmd.registry
