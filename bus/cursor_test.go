@@ -608,3 +608,33 @@ func TestPuller_Reached(t *testing.T) {
 		t.Errorf("no stream: %v", err)
 	}
 }
+
+// A message that the handler refused comes again at the next run, also when none
+// comes after it.
+func TestCursor_refusedMessageComesAgain(t *testing.T) {
+	testenv.Bubble(t, func(t *testing.T, srv *testenv.Server) {
+		ctx, c := t.Context(), connect(t, srv)
+		if _, err := c.CreateStream(ctx, StreamConfig{Name: "IN", Subjects: []string{"in"}}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Publish(ctx, "in", nil, []byte("x")); err != nil {
+			t.Fatal(err)
+		}
+		cu, err := c.OpenCursor(ctx, CursorConfig{Stream: "IN"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		refused, taken := errors.New("refused"), errors.New("taken")
+		for _, answer := range []error{refused, refused, taken} {
+			if err := cu.Run(ctx, func(*Msg) error { return answer }); !errors.Is(err, answer) {
+				t.Fatalf("run ended with %v, want %v", err, answer)
+			}
+		}
+		if cu.Last() != 0 {
+			t.Errorf("last is %d", cu.Last())
+		}
+		if err := cu.Close(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+}

@@ -180,6 +180,9 @@ func (p *puller) run(ctx context.Context, handle func(*Msg) error, empty func() 
 		err := p.once(ctx, handle, empty)
 		var user userError
 		if errors.As(err, &user) {
+			// The message that the handler refused is not handled, and this consumer has delivered it. The next run needs
+			// another one: without it, the message would only be missed when a later one comes.
+			p.finish(ctx)
 			return user.error
 		}
 		if ctx.Err() != nil {
