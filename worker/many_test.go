@@ -26,7 +26,7 @@ func TestRun_manyWorkers(t *testing.T) {
 	switch {
 	case n > 0:
 	case raceDetector:
-		n = 8
+		n = 4
 	default:
 		n = 70
 	}
