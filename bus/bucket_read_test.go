@@ -20,7 +20,6 @@ func TestBucket_List_whileWritten(t *testing.T) {
 		for _, key := range []string{"a", "b", "c"} {
 			must(b.Put(t.Context(), key, nil, 0))
 		}
-		slow := 0
 		for i := range 600 {
 			var wg sync.WaitGroup
 			wg.Go(func() {
@@ -33,14 +32,11 @@ func TestBucket_List_whileWritten(t *testing.T) {
 			if err != nil || len(items) != 3 {
 				t.Fatalf("items %v, %v", items, err)
 			}
-			if took := time.Since(start); took > 0 {
-				t.Logf("list %d took %v", i, took)
-				slow++
+			// The server may go on counting a message that was replaced as one to come.
+			if took := time.Since(start); took > 5*pullUnsettled {
+				t.Errorf("list %d took %v", i, took)
 			}
 			wg.Wait()
-		}
-		if slow > 0 {
-			t.Errorf("%d of 600 lists were held up", slow)
 		}
 	})
 }

@@ -16,13 +16,10 @@ import (
 )
 
 const (
-	pullExpires   = 30 * time.Second
-	pullHeartbeat = 5 * time.Second
-	pullSilence   = 2*pullHeartbeat + time.Second // without a heartbeat for this long the consumer is taken for lost
-	pullUnsettled = 100 * time.Millisecond
-	// pullStalled is how long a consumer may keep back what the leader of the stream is known to have, before it is
-	// made anew. One with a filter was seen to rest for ever on a stream of which messages were being replaced.
-	pullStalled    = time.Second
+	pullExpires    = 30 * time.Second
+	pullHeartbeat  = 5 * time.Second
+	pullSilence    = 2*pullHeartbeat + time.Second // without a heartbeat for this long the consumer is taken for lost
+	pullUnsettled  = 100 * time.Millisecond
 	pullMessages   = 20000
 	pullBytes      = 32 << 20
 	pullMaxBackoff = 5 * time.Second
@@ -78,7 +75,7 @@ type puller struct {
 	down <-chan struct{}
 	req  []byte
 
-	unsettled bool          // the end was reached and more is known to come
+	unsettled bool          // somebody waits for the end, and it has not been reached
 	quiet     time.Duration // since something was heard, while unsettled
 
 	wantMsgs, wantBytes int // requested and not yet delivered
@@ -225,6 +222,9 @@ func (p *puller) once(ctx context.Context, handle func(*Msg) error, empty func()
 }
 
 func (p *puller) receive(ctx context.Context, handle func(*Msg) error, empty func() error) error {
+	// The count of what is pending may never come to 0: a message that is replaced while it is on its way may stay in
+	// it. So the end is also looked for whenever nothing has come for a moment.
+	p.unsettled = empty != nil
 	if p.pending == 0 {
 		if err := p.atEnd(empty); err != nil {
 			return err
@@ -275,9 +275,9 @@ func (p *puller) atEnd(empty func() error) error {
 // await waits for the next message of the server, which sends at least heartbeats. It returns none when it is time to
 // look again whether the end was reached.
 func (p *puller) await(ctx context.Context, silence *time.Timer) (*nats.Msg, error) {
-	patience, most := pullSilence, pullSilence
+	patience := pullSilence
 	if p.unsettled {
-		patience, most = pullUnsettled, pullStalled
+		patience = pullUnsettled
 	}
 	silence.Reset(patience)
 	select {
@@ -291,10 +291,10 @@ func (p *puller) await(ctx context.Context, silence *time.Timer) (*nats.Msg, err
 	case <-p.c.closed:
 		return nil, classify("reading stream "+p.cfg.stream, nats.ErrConnectionClosed)
 	case <-silence.C:
-		if p.quiet += patience; p.quiet < most {
+		if p.quiet += patience; p.quiet < pullSilence {
 			return nil, nil
 		}
-		return nil, fmt.Errorf("%w: nothing came for %s", errLost, most)
+		return nil, fmt.Errorf("%w: no heartbeat for %s", errLost, pullSilence)
 	}
 }
 
@@ -348,7 +348,6 @@ func (p *puller) take(m *nats.Msg, handle func(*Msg) error, empty func() error) 
 	}
 	p.last.Store(pos.stream)
 	p.handled.Store(pos.consumer)
-	p.unsettled = false
 	if p.cfg.ackAll && (pos.consumer%ackMarkEvery == 0 || len(p.ch) == 0) {
 		p.mark(pos.stream, m.Reply)
 	}
