@@ -259,6 +259,12 @@ func (c *Control) FixCut(ctx context.Context, epoch uint64, cut, read map[string
 	return rec, err
 }
 
+// RefuseCut gives the drain of an epoch up, see [Record.RefuseCut]. Another drain
+// that was begun meanwhile is left alone: ErrNotDraining.
+func (c *Control) RefuseCut(ctx context.Context, epoch uint64, cause error) (Record, error) {
+	return c.change(ctx, "refuse the cut", func(r Record) (Record, error) { return r.RefuseCut(epoch, cause) })
+}
+
 // Drained records the end of a drain; see [Record.Drained]. Time and Worker of
 // the report are filled in when they are empty.
 func (c *Control) Drained(ctx context.Context, epoch uint64, report Report) (Record, error) {

@@ -68,6 +68,15 @@ func (r Record) FixCut(epoch uint64, cut, read map[string]uint64) (Record, error
 	return next, nil
 }
 
+// RefuseCut is the record after the drain of epoch was given up, though its cut was
+// fixed: the flow is beyond it, for the reason that cause tells.
+func (r Record) RefuseCut(epoch uint64, cause error) (Record, error) {
+	if err := r.inDrain(epoch); err != nil || r.State != StateDraining {
+		return r, errors.Join(err, ErrNotDraining)
+	}
+	return r.refuseCut(cause), nil
+}
+
 // refuseCut gives the drain up. The epoch stays opened: a task may have heard of
 // it already, and an epoch must not mean two things.
 func (r Record) refuseCut(cause error) Record {

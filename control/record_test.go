@@ -232,7 +232,7 @@ func TestRecord_model(t *testing.T) {
 			// from before.
 			"apply": func(t *rapid.T) {
 				if len(log) == 0 {
-					t.Skip()
+					return
 				}
 				next := rapid.IntRange(0, min(int(rec.LastCommand), len(log)-1)).Draw(t, "which")
 				for next < len(log)-1 && uint64(next) >= rec.LastCommand && log[next].Flow == "other" {

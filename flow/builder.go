@@ -135,14 +135,17 @@ type StepInfo struct {
 var nameRE = regexp.MustCompile(`^[a-z0-9](?:[a-z0-9-]*[a-z0-9])?$`)
 
 // ValidName reports whether a name may be a flow's: lower-case letters, digits
-// and inner hyphens, at most 63 of them.
-func ValidName(name string) bool { return len(name) <= 63 && nameRE.MatchString(name) }
+// and inner hyphens, at most 63 of them. The names dlq and fence are taken: what is
+// below natsflow.<flow> would be that of the dead letters and fences.
+func ValidName(name string) bool {
+	return len(name) <= 63 && nameRE.MatchString(name) && name != "dlq" && name != "fence"
+}
 
 // New starts a flow. Its name is the identity of its state; see [ValidName].
 func New(name string, opts Options) *Builder {
 	b := &Builder{name: name, opts: opts, ids: map[string]bool{}, dead: -1, control: -1}
 	if !ValidName(name) {
-		b.errorf("flow %q: a name has lower-case letters, digits and inner hyphens, at most 63", name)
+		b.errorf("flow %q: a name has lower-case letters, digits and inner hyphens, at most 63, and is not dlq or fence", name)
 	}
 	if b.opts.Partitions == 0 {
 		b.opts.Partitions = DefaultPartitions

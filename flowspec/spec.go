@@ -205,7 +205,7 @@ func (p *specParser) unknown(f field, where string, possible ...string) {
 func (p *specParser) name(f field) {
 	s, ok := p.text(f.value, "flow")
 	if ok && !flow.ValidName(s.text) {
-		p.errorf(s.start, "", "flow %q: a name has lower-case letters, digits and inner hyphens, at most 63", s.text)
+		p.errorf(s.start, "", "flow %q: a name has lower-case letters, digits and inner hyphens, at most 63, and is not dlq or fence", s.text)
 	}
 	p.spec.Name = s.text
 }

@@ -316,7 +316,7 @@ func (m *machine) claim(t *rapid.T) {
 // zombie lets a former owner try to write.
 func (m *machine) zombie(t *rapid.T) {
 	if len(m.zombies) == 0 {
-		t.Skip("no former owner")
+		return
 	}
 	z := rapid.SampledFrom(m.zombies).Draw(t, "former owner")
 	before, err := m.bucket.Last(m.ctx, testTask.logFilter())

@@ -136,7 +136,9 @@ func (c *conductor) step(rec control.Record, wanted []string) (done bool, err er
 	} else if done, err := c.follow(rec); done || err != nil {
 		return done, err
 	}
-	if rec.State == control.StateRunning {
+	// A drain that waits for its time does not keep the tasks where they are; one
+	// that looks for its cut has spoken for them.
+	if rec.State == control.StateRunning || rec.State == control.StateDraining && rec.Drain.Cut == nil && !c.drain.undecided {
 		if err := c.drop(c.unwanted(wanted)); err != nil {
 			return false, err
 		}

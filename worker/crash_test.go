@@ -5,6 +5,7 @@ import (
 	"flag"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"testing"
 	"time"
 
@@ -15,7 +16,7 @@ import (
 
 // histories is the number of seeded histories for each kind of sink.
 var (
-	histories = flag.Int("histories", 0, "seeded crash histories for each kind of sink (default 60, with the race detector 8)")
+	histories = flag.Int("histories", 0, "seeded histories for each kind of sink (fewer with the race detector)")
 	firstSeed = flag.Uint64("seed", 1, "seed of the first history")
 )
 
@@ -50,24 +51,9 @@ var sinkKinds = []sinkKind{
 // starts them again, drains at the end, and judges the results.
 func TestRun_crashHistories(t *testing.T) {
 	hit := map[string]int{}
-	n := *histories
-	switch {
-	case n > 0:
-	case raceDetector:
-		n = 8
-	default:
-		n = 60
-	}
-	for _, kind := range sinkKinds {
-		t.Run(kind.name, func(t *testing.T) {
-			for i := range n {
-				seed := *firstSeed + uint64(i)
-				t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
-					testenv.Bubble(t, func(t *testing.T, srv *testenv.Server) { crashHistory(t, srv, kind, seed, hit) })
-				})
-			}
-		})
-	}
+	n := runHistories(t, sinkKinds, 8, 60, func(t *testing.T, srv *testenv.Server, kind sinkKind, seed uint64) {
+		crashHistory(t, srv, kind, seed, hit)
+	})
 	if n < 60 || t.Failed() {
 		return
 	}
@@ -78,12 +64,38 @@ func TestRun_crashHistories(t *testing.T) {
 	}
 }
 
+// runHistories runs histories of seeds in virtual time, for each kind of sink as many
+// as the flag says, or by default raced with the race detector and usual without it.
+// It returns how many.
+func runHistories(t *testing.T, kinds []sinkKind, raced, usual int, run func(*testing.T, *testenv.Server, sinkKind, uint64)) int {
+	n := *histories
+	switch {
+	case n > 0:
+	case raceDetector:
+		n = raced
+	default:
+		n = usual
+	}
+	for _, kind := range kinds {
+		t.Run(kind.name, func(t *testing.T) {
+			for i := range n {
+				seed := *firstSeed + uint64(i)
+				t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
+					t.Cleanup(func() {
+						if t.Failed() {
+							top, _, _ := strings.Cut(t.Name(), "/")
+							t.Logf("repeat it with: go test ./worker -run '%s/%s' -histories 1 -seed %d", top, kind.name, seed)
+						}
+					})
+					testenv.Bubble(t, func(t *testing.T, srv *testenv.Server) { run(t, srv, kind, seed) })
+				})
+			}
+		})
+	}
+	return n
+}
+
 func crashHistory(t *testing.T, srv *testenv.Server, kind sinkKind, seed uint64, hit map[string]int) {
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Logf("repeat it with: go test ./worker -run 'TestRun_crashHistories/%s' -histories 1 -seed %d", kind.name, seed)
-		}
-	})
 	rng := rand.New(rand.NewPCG(seed, 7))
 	l := newLab(t, srv)
 	kind.make(l)

@@ -98,15 +98,14 @@ func (c *conductor) begin(rec control.Record) (ok bool, err error) {
 	return true, nil
 }
 
-// refuse cancels a drain whose cut cannot be kept: a process that had lost its
+// refuse gives a drain up whose cut cannot be kept: a process that had lost its
 // tasks fixed it late, when this one had read on.
 func (c *conductor) refuse(rec control.Record) error {
-	why := fmt.Sprintf("epoch %d: the cut %s was fixed by a process that was not active any more, the flow is beyond it: drain again",
-		rec.Epoch, control.FormatCut(rec.Drain.Cut))
-	c.s.log.Warn("the drain was cancelled", "epoch", rec.Epoch, "err", why)
-	next, err := c.s.ctl.Resume(c.s.ctx, why)
-	if err == nil {
-		_, err = c.s.ctl.SetError(c.s.ctx, why)
+	cause := fmt.Errorf("the cut %s was fixed by a process that was not active any more, the flow is beyond it: drain again", control.FormatCut(rec.Drain.Cut))
+	c.s.log.Warn("the drain was refused", "epoch", rec.Epoch, "err", cause)
+	next, err := c.s.ctl.RefuseCut(c.s.ctx, rec.Epoch, cause)
+	if errors.Is(err, control.ErrNotDraining) {
+		next, err = c.s.ctl.Record(c.s.ctx)
 	}
 	if err != nil {
 		return err

@@ -22,24 +22,9 @@ import (
 // the results are those of one run, in order, over the records up to the cut.
 // Then the flow is resumed, and drained at its head.
 func TestRun_manyWorkers(t *testing.T) {
-	n := *histories
-	switch {
-	case n > 0:
-	case raceDetector:
-		n = 4
-	default:
-		n = 70
-	}
-	for _, kind := range sinkKinds {
-		t.Run(kind.name, func(t *testing.T) {
-			for i := range n {
-				seed := *firstSeed + uint64(i)
-				t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
-					testenv.Bubble(t, func(t *testing.T, srv *testenv.Server) { manyHistory(t, srv, kind, seed, nil) })
-				})
-			}
-		})
-	}
+	runHistories(t, sinkKinds, 4, 70, func(t *testing.T, srv *testenv.Server, kind sinkKind, seed uint64) {
+		manyHistory(t, srv, kind, seed, nil)
+	})
 }
 
 // crew are the workers of a history.
@@ -59,11 +44,6 @@ type crew struct {
 }
 
 func manyHistory(t *testing.T, srv *testenv.Server, kind sinkKind, seed uint64, partitionBy []int) {
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Logf("repeat it with: go test ./worker -run '%s' -histories 1 -seed %d", t.Name()[:strings.LastIndex(t.Name(), "/")], seed)
-		}
-	})
 	rng := rand.New(rand.NewPCG(seed, 11))
 	l := newLab(t, srv)
 	kind.make(l)

@@ -20,21 +20,9 @@ var byKey = []int{2}
 // TestRun_manyWorkersPartitioned is TestRun_manyWorkers with a source that the
 // server partitions.
 func TestRun_manyWorkersPartitioned(t *testing.T) {
-	n := *histories
-	switch {
-	case n > 0:
-	case raceDetector:
-		n = 5
-	default:
-		n = 40
-	}
-	kind := sinkKinds[0]
-	for i := range n {
-		seed := *firstSeed + uint64(i)
-		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
-			testenv.Bubble(t, func(t *testing.T, srv *testenv.Server) { manyHistory(t, srv, kind, seed, byKey) })
-		})
-	}
+	runHistories(t, sinkKinds[:1], 5, 40, func(t *testing.T, srv *testenv.Server, kind sinkKind, seed uint64) {
+		manyHistory(t, srv, kind, seed, byKey)
+	})
 }
 
 // mirrors are the names of the mirrors of the flow "count".

@@ -199,7 +199,9 @@ type progress struct {
 	Keys          int
 	// Trouble is what its workers wait for.
 	Trouble string
-	Sources map[string]worker.SourceStatus
+	// Warnings are what needs somebody soon.
+	Warnings []string
+	Sources  map[string]worker.SourceStatus
 }
 
 // reach takes a position of some tasks into account: what has been read is the
@@ -226,6 +228,9 @@ func (w crew) progress(rec control.Record, stored map[string]kvsnap.Head) progre
 		}
 		if m.Status.Trouble != "" {
 			p.Trouble = join(p.Trouble, m.Name+": "+m.Status.Trouble)
+		}
+		for _, w := range m.Status.Warnings {
+			p.Warnings = append(p.Warnings, m.Name+": "+w)
 		}
 		if !m.exact() {
 			continue

@@ -28,7 +28,7 @@ func testCrew(t *testing.T) crew {
 	t.Helper()
 	list := []control.MemberInfo{
 		{Name: "a", Instance: "a1", TTL: 5 * time.Second, Age: time.Second, Status: status(t, worker.Status{
-			Phase: "running", Tasks: 2, Results: 10, DeadLetters: 1, StateKeys: 4, Trouble: "the bucket is full",
+			Phase: "running", Tasks: 2, Results: 10, DeadLetters: 1, StateKeys: 4, Trouble: "the bucket is full", Warnings: []string{"IN is nearly full"},
 			Sources: map[string]worker.SourceStatus{"A": {Read: 100, Committed: 90, Rate: 5}, "gone": {Read: 1}},
 		})},
 		{Name: "b", Instance: "b2", Status: status(t, worker.Status{Phase: "starting"})},
@@ -99,7 +99,7 @@ func TestCrew_progress(t *testing.T) {
 		"0.6": {Offsets: map[string]uint64{"A": 85}, Results: 60},
 	}
 	want := progress{
-		Results: 10 + 7 + 20 + 30 + 40 + 50 + 60, Dead: 1 + 2 + 3, Keys: 4, Trouble: "a: the bucket is full",
+		Results: 10 + 7 + 20 + 30 + 40 + 50 + 60, Dead: 1 + 2 + 3, Keys: 4, Trouble: "a: the bucket is full", Warnings: []string{"a: IN is nearly full"},
 		Sources: map[string]worker.SourceStatus{"A": {Read: 120, Committed: 70, Rate: 7}},
 	}
 	if diff := cmp.Diff(want, who.progress(draining, stored)); diff != "" {

@@ -51,6 +51,7 @@ type flowStatus struct {
 	StateKeys  int             `json:"state_keys"`
 	StateBytes uint64          `json:"state_bytes"`
 	Trouble    string          `json:"trouble,omitempty"`
+	Warnings   []string        `json:"warnings,omitempty"`
 	LastError  string          `json:"last_error,omitempty"`
 	ErrorTime  time.Time       `json:"last_error_time,omitzero"`
 	Report     *control.Report `json:"report,omitempty"`
@@ -203,7 +204,7 @@ func collectFlow(ctx context.Context, conn *bus.Conn, rec control.Record) (flowS
 		}
 	}
 	p := st.crew.progress(rec, heads)
-	st.Results, st.Dead, st.StateKeys, st.Trouble = p.Results, p.Dead, p.Keys, p.Trouble
+	st.Results, st.Dead, st.StateKeys, st.Trouble, st.Warnings = p.Results, p.Dead, p.Keys, p.Trouble, p.Warnings
 	if st.StateBytes, err = snapshotBytes(ctx, conn, rec.Flow); err != nil {
 		return st, err
 	}

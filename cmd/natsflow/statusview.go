@@ -110,6 +110,13 @@ func (f flowStatus) details(c *Console, now time.Time) []string {
 	if f.Trouble != "" {
 		add("trouble", []string{c.style(styleRed, plain(f.Trouble))})
 	}
+	if len(f.Warnings) > 0 {
+		lines := make([]string, len(f.Warnings))
+		for i, w := range f.Warnings {
+			lines[i] = c.style(styleRed, plain(w))
+		}
+		add("warnings", lines)
+	}
 	add("last commands", historyLines(f.History, now))
 	return lines
 }
