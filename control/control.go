@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync"
 	"slices"
 	"strings"
 	"time"
@@ -32,6 +33,11 @@ type Control struct {
 	cfg    Config
 	bucket *bus.Bucket
 	log    *slog.Logger
+
+	mu sync.Mutex
+	// instances are those that tried to join, and joined is whether one did.
+	instances map[string]bool
+	joined    bool
 }
 
 // Open makes sure that the control stream and bucket exist.
@@ -40,7 +46,7 @@ func Open(ctx context.Context, cfg Config) (*Control, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, fmt.Errorf("configure control: %w", err)
 	}
-	c := &Control{cfg: cfg, log: cfg.Logger.With("flow", cfg.Flow)}
+	c := &Control{cfg: cfg, log: cfg.Logger.With("flow", cfg.Flow), instances: map[string]bool{}}
 	if _, _, err := c.bind(ctx); err != nil {
 		return nil, err
 	}

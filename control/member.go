@@ -87,7 +87,9 @@ type Member struct {
 
 // Join takes a lease under the configured name. When another process has it, this
 // one takes it over; the older finds out at its next look and ends with
-// ErrReplaced. The lease lasts only if Run is called.
+// ErrReplaced. One that joins again, since it lost its lease, takes it from nobody:
+// whoever has it by then is the younger, and Join fails with ErrReplaced. The lease
+// lasts only if Run is called.
 func (c *Control) Join(ctx context.Context, opts ...JoinOption) (*Member, error) {
 	if c.cfg.Flow == "" {
 		return nil, fmt.Errorf("join: %w: no flow was named", ErrNoFlow)
@@ -111,10 +113,24 @@ func (c *Control) Join(ctx context.Context, opts ...JoinOption) (*Member, error)
 	for _, o := range opts {
 		o.join(m)
 	}
+	c.mu.Lock()
+	c.instances[m.info.Instance] = true
+	c.mu.Unlock()
 	if err := retry(ctx, c.log, "join", func() error { return m.join(ctx) }); err != nil {
 		return nil, fmt.Errorf("join flow %s as %s: %w", c.cfg.Flow, c.cfg.Name, err)
 	}
+	c.mu.Lock()
+	c.joined = true
+	c.mu.Unlock()
 	return m, nil
+}
+
+// younger reports whether an entry under our name is of a process that joined
+// after this one did.
+func (c *Control) younger(entry MemberInfo) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.joined && !c.instances[entry.Instance]
 }
 
 // join makes one try to take the lease.
@@ -132,6 +148,8 @@ func (m *Member) join(ctx context.Context) error {
 	}
 	foreign := !vacant && old.Instance != m.info.Instance
 	switch {
+	case foreign && m.c.younger(old):
+		return m.replacedBy(former.Value)
 	case vacant:
 		m.info.TTL, m.heldUntil = m.c.cfg.LeaseTTL, time.Time{}
 	case foreign:

@@ -84,6 +84,31 @@ func TestMember_sameName(t *testing.T) {
 				t.Errorf("error %v", err)
 			}
 			s.wantStays(time.Minute, eight(), young)
+			// However it ended: it is the older one and stays that.
+			if _, err := old.c.Join(s.ctx); !errors.Is(err, ErrReplaced) {
+				t.Errorf("the older one joins again: error %v", err)
+			}
+			s.wantStays(time.Minute, eight(), young)
+			young.leave()
+			if _, err := old.c.Join(s.ctx); err != nil {
+				t.Errorf("the name is free, and the older one cannot join: %v", err)
+			}
+		})
+	})
+	t.Run("lost its lease, and nobody came", func(t *testing.T) {
+		bubble(t, func(s *site) {
+			old := s.join("a")
+			s.wantShared(0, soon, group(old))
+			if err := old.c.bucket.Delete(s.ctx, old.m.key, 0); err != nil {
+				t.Fatal(err)
+			}
+			old.wantEnd(ErrLeaseLost)
+			for range 2 {
+				// The second takes over from the first, which is of the same process.
+				if _, err := old.c.Join(s.ctx); err != nil {
+					t.Fatal(err)
+				}
+			}
 		})
 	})
 	// The one that replaced a frozen process leaves before that one's lease has

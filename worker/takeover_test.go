@@ -260,3 +260,30 @@ func TestTakeover_lateCut(t *testing.T) {
 		l.judge("OUT")
 	})
 }
+
+// The older one has lost its lease when it hears that another has its name: it does
+// not join again and take the name from the younger.
+func TestTakeover_replacedWhileFrozen(t *testing.T) {
+	bubble(t, func(t *testing.T, l *lab) {
+		f := countFlow{}.build(t)
+		cfg := Config{LeaseTTL: 2 * time.Second}
+		a := l.start(f, cfg, nil)
+		l.more(200)
+		l.awaitResults(a, 200)
+		a.link.Hold(testenv.Both)
+		b := l.start(f, cfg, nil)
+		l.more(200)
+		l.awaitResults(b, 400)
+		l.pass(5 * time.Second)
+		a.link.Release(testenv.Both)
+		if err := a.wait(); !errors.Is(err, control.ErrReplaced) {
+			t.Errorf("the older one ended with %v", err)
+		}
+		l.more(100)
+		l.awaitResults(b, 500)
+		if err := b.leave(); err != nil {
+			t.Fatal(err)
+		}
+		l.judge("OUT")
+	})
+}

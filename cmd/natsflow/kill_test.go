@@ -149,13 +149,37 @@ type killer struct {
 // workerProc is a worker process and what it printed.
 type workerProc struct {
 	cmd *exec.Cmd
-	out *bytes.Buffer
+	out *output
+}
+
+// output is what a worker printed. joined is closed when it says that it is a member.
+type output struct {
+	joined chan struct{}
+	once   sync.Once
+	mu     sync.Mutex
+	text   bytes.Buffer
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	n, err := o.text.Write(p)
+	if bytes.Contains(o.text.Bytes(), []byte(`"msg":"assigned"`)) {
+		o.once.Do(func() { close(o.joined) })
+	}
+	return n, err
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.String()
 }
 
 // start starts a worker. It ends with the test at the latest.
 func (k *killer) start(name string) *workerProc {
 	k.t.Helper()
-	w := &workerProc{out: &bytes.Buffer{}}
+	w := &workerProc{out: &output{joined: make(chan struct{})}}
 	w.cmd = exec.Command(k.bin, "worker", k.flow, "-s", k.url, "--name", name, "--lease-ttl", "2s") //nolint:noctx // it is killed
 	w.cmd.Stdout, w.cmd.Stderr = w.out, w.out
 	if err := w.cmd.Start(); err != nil {
@@ -221,8 +245,14 @@ func (k *killer) freeze(w *workerProc) {
 }
 
 // replace freezes a worker, and wakes it when another process has its name and
-// has worked. It returns that one.
+// has worked. It returns that one, which stays: it is the younger of the two. One
+// that is frozen before it has joined would join last, and be the younger.
 func (k *killer) replace(name string, w *workerProc) *workerProc {
+	select {
+	case <-w.out.joined:
+	case <-time.After(time.Minute):
+		k.t.Fatalf("worker %s has not joined:\n%s", name, w.out)
+	}
 	k.signal(w, syscall.SIGSTOP)
 	next := k.start(name)
 	k.wait(time.Second, 2500*time.Millisecond)
@@ -239,9 +269,9 @@ func (k *killer) left(name string, w *workerProc) {
 	var exit *exec.ExitError
 	switch {
 	case err == nil:
-	case errors.As(err, &exit) && exit.Sys().(syscall.WaitStatus).Signal() == syscall.SIGTERM && w.out.Len() == 0:
+	case errors.As(err, &exit) && exit.Sys().(syscall.WaitStatus).Signal() == syscall.SIGTERM && w.out.String() == "":
 		// It was so young that it did not listen to signals yet.
-	case bytes.Contains(w.out.Bytes(), []byte(control.ErrLeaseLost.Error())):
+	case strings.Contains(w.out.String(), control.ErrLeaseLost.Error()):
 		// One that has just lost its lease, on a busy machine or after a freeze, has
 		// nothing left to give away, and says so.
 	default:
@@ -280,7 +310,7 @@ func (k *killer) drain(workers ...*workerProc) {
 		for _, w := range workers {
 			_ = w.cmd.Process.Kill() // what it has printed is complete then
 			_ = w.cmd.Wait()
-			out = append(out, w.out.Bytes()...)
+			out = append(out, w.out.String()...)
 		}
 		k.t.Fatalf("drain: %v\n%s", err, out)
 	}
