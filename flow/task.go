@@ -237,7 +237,7 @@ func (t *Task) Seal() (Sealed, error) {
 	}
 	if n := len(t.outbox); n > 0 {
 		// The next commit is about as large.
-		s.Outbox, t.outbox = t.outbox, make([]byte, 0, n)
+		s.Outbox, t.outbox = t.outbox, make([]byte, 0, n+n/16)
 	}
 	t.outputs, t.dead, t.records, t.stopped = 0, 0, 0, false
 	return s, nil

@@ -190,18 +190,29 @@ type group struct {
 
 // groups sorts an outbox by stream, in the order of its outputs.
 func (s *session) groups(t *task, n uint64, outbox []byte) ([]group, error) {
-	var groups []group
-	at := make(map[*target]int, 2)
+	// Counted first: growing the slices would cost more than all the rest here.
+	counts := make([]int, len(s.bySink))
 	err := flow.Outputs(outbox, func(i int, o flow.Output) error {
 		if o.Sink < 0 || o.Sink >= len(s.bySink) {
 			return fmt.Errorf("output %d of entry %d is for sink %d, which the flow does not have", i, n, o.Sink)
 		}
+		counts[o.Sink]++
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("task %v, entry %d: %w", t.id, n, err)
+	}
+	var groups []group
+	at := make(map[*target]int, 2)
+	err = flow.Outputs(outbox, func(i int, o flow.Output) error {
 		to := s.bySink[o.Sink]
 		k, ok := at[to]
 		if !ok {
 			k = len(groups)
 			at[to] = k
-			groups = append(groups, group{to: to, entry: n})
+			groups = append(groups, group{
+				to: to, entry: n, outs: make([]bus.Out, 0, counts[o.Sink]), index: make([]int, 0, counts[o.Sink]),
+			})
 		}
 		g := &groups[k]
 		out := bus.Out{Subject: string(o.Subject), Data: o.Data}
