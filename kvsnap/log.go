@@ -72,6 +72,14 @@ func (l *Log) Stats() LogStats {
 	return l.stats
 }
 
+// StateBytes is what the state takes in the bucket, compressed: the last base and
+// the deltas since it was begun, which a restart reads.
+func (l *Log) StateBytes() uint64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.due.state + l.due.delta - l.due.deltaBase
+}
+
 // Append stores a commit and returns its number. When it returns nil the commit
 // is acknowledged; it will be seen by whoever claims the task next.
 //

@@ -103,6 +103,7 @@ func (s *session) commitJob(ctx context.Context, t *task, j job) error {
 	if err != nil {
 		return err
 	}
+	s.lastCommit.Store(time.Now().UnixNano())
 	s.metrics.committed(j.sealed)
 	s.results.Add(int64(j.sealed.Outputs - j.sealed.DeadLetters))
 	s.deadLetters.Add(int64(j.sealed.DeadLetters))

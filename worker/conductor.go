@@ -251,9 +251,7 @@ func (c *conductor) handOver(t *task) error {
 	name := t.id.String()
 	delete(c.held, name)
 	delete(c.ending, name)
-	c.s.results.Add(-int64(t.head.Results))
-	c.s.deadLetters.Add(-int64(t.head.DeadLetters))
-	c.s.keys.Add(-int64(t.keys))
+	c.s.gave(t)
 	var final *control.Final
 	if t.head.Final {
 		final = &control.Final{
@@ -405,11 +403,7 @@ func (c *conductor) adopt(o opened) error {
 	for k, name := range o.names {
 		t := o.tasks[k]
 		c.held[name] = t
-		t.keys = t.flow.Keys()
-		c.s.keys.Add(int64(t.keys))
-		c.s.results.Add(int64(t.head.Results))
-		c.s.deadLetters.Add(int64(t.head.DeadLetters))
-		c.s.owned.Add(1)
+		c.s.took(t)
 		c.s.wg.Go(func() {
 			if err := c.s.commitJobs(c.s.ctx, t, c.s.lanes[c.s.laneOf(t.id.Partition)].done); err != nil {
 				c.s.cancel(err)

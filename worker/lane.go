@@ -106,9 +106,12 @@ type task struct {
 	ended bool
 	// last are the positions at which it ends.
 	last []uint64
-	// keys is the number of keys with state when the task came, seen the positions
-	// up to which the readers have passed it records. They are the conductor's.
-	keys int
+	// keys is the number of keys with state, stateBytes what they take in the bucket,
+	// as they were measured last.
+	keys       int
+	stateBytes uint64
+	// seen are the positions up to which the readers have passed it records. They
+	// are the conductor's.
 	seen []uint64
 }
 
@@ -356,6 +359,7 @@ func (l *lane) jobDone(r result) {
 		return
 	}
 	t.inFlight = false
+	l.s.measure(t)
 	if r.positions != nil {
 		t.confirmed = r.positions
 	}

@@ -95,8 +95,11 @@ type session struct {
 	// owned is the number of tasks here, done how many were released for a drain.
 	owned, done atomic.Int32
 	// results and deadLetters are what the tasks have made since the flow's
-	// creation, keys the number of keys with state as the tasks came.
-	results, deadLetters, keys atomic.Int64
+	// creation, keys the number of keys with state, stateBytes what they take in the
+	// bucket.
+	results, deadLetters, keys, stateBytes atomic.Int64
+	// lastCommit is when a task committed last, in nanoseconds since 1970.
+	lastCommit atomic.Int64
 
 	began time.Time
 
@@ -105,6 +108,8 @@ type session struct {
 	troubles map[*patience]string
 	// warnings of sources that are about to drop messages.
 	warnings map[string]string
+	// generations of the tasks here, by name.
+	generations map[string]uint64
 
 	refusals
 	halting
@@ -114,13 +119,43 @@ func newSession(term context.Context, w *worker, rec control.Record) *session {
 	s := &session{
 		cfg: &w.cfg, flow: w.flow, sources: w.flow.Sources(), interval: w.flow.Options().CommitInterval, leftOver: rec.LeftOver,
 		log: w.log, metrics: w.metrics, conn: w.conn, ctl: w.ctl, controlStream: rec.Control.Stream, began: time.Now(),
-		released: make(chan *task, w.flow.Options().Partitions), woken: make(chan struct{}, 1), troubles: map[*patience]string{}, warnings: map[string]string{},
+		released: make(chan *task, w.flow.Options().Partitions), woken: make(chan struct{}, 1), troubles: map[*patience]string{}, warnings: map[string]string{}, generations: map[string]uint64{},
 		refusals: newRefusals(),
 	}
 	s.ctx, s.cancel = context.WithCancelCause(term)
 	s.epoch.Store(rec.Epoch)
 	s.unstored.Store(uint64(time.Now().UnixNano()))
 	return s
+}
+
+// took notes that a task came, gave that it went.
+func (s *session) took(t *task) {
+	s.owned.Add(1)
+	s.results.Add(int64(t.head.Results))
+	s.deadLetters.Add(int64(t.head.DeadLetters))
+	s.measure(t)
+	s.mu.Lock()
+	s.generations[t.id.String()] = t.log.Generation()
+	s.mu.Unlock()
+}
+
+func (s *session) gave(t *task) {
+	s.results.Add(-int64(t.head.Results))
+	s.deadLetters.Add(-int64(t.head.DeadLetters))
+	s.keys.Add(-int64(t.keys))
+	s.stateBytes.Add(-int64(t.stateBytes))
+	s.mu.Lock()
+	delete(s.generations, t.id.String())
+	s.mu.Unlock()
+}
+
+// measure looks how large the state of a task is. Only whoever runs the task may
+// call it.
+func (s *session) measure(t *task) {
+	keys, bytes := t.flow.Keys(), t.log.StateBytes()
+	s.keys.Add(int64(keys - t.keys))
+	s.stateBytes.Add(int64(bytes) - int64(t.stateBytes))
+	t.keys, t.stateBytes = keys, bytes
 }
 
 // wake asks the conductor to look.

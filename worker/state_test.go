@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -205,6 +206,19 @@ func TestState_large(t *testing.T) {
 		t.Fatal(err)
 	}
 	l.await("all committed", func() bool { return p.at().Sources["IN"].Committed == uint64(keys)+3 })
+	l.await("all keys counted", func() bool { return p.at().StateKeys == keys+1 })
+	at := p.at()
+	if at.StateBytes < 3_000_000 || at.LastCommit.IsZero() || at.LastCommit.After(time.Now()) {
+		t.Errorf("%d bytes of state, the last commit was at %v", at.StateBytes, at.LastCommit)
+	}
+	for task, n := range at.Generations {
+		if n != 1 {
+			t.Errorf("task %s has generation %d when it was claimed for the first time", task, n)
+		}
+	}
+	if len(at.Generations) != at.Tasks || at.Tasks == 0 {
+		t.Errorf("%d generations of %d tasks", len(at.Generations), at.Tasks)
+	}
 	if err := p.leave(); err != nil {
 		t.Fatal(err)
 	}
@@ -221,6 +235,11 @@ func TestState_large(t *testing.T) {
 	l.awaitResults(p, len(want))
 	if n := p.at().StateKeys; n != keys+1 {
 		t.Errorf("%d keys of state after the restart, want %d", n, keys+1)
+	}
+	for task, n := range p.at().Generations {
+		if n != 2 {
+			t.Errorf("task %s has generation %d when it was claimed for the second time", task, n)
+		}
 	}
 	if err := p.leave(); err != nil {
 		t.Fatal(err)

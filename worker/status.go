@@ -3,6 +3,7 @@ package worker
 import (
 	"context"
 	"encoding/json"
+	"maps"
 	"sync"
 	"time"
 
@@ -29,8 +30,14 @@ type Status struct {
 	// Results and DeadLetters are those of its tasks since the flow's creation.
 	Results     uint64 `json:"results"`
 	DeadLetters uint64 `json:"dead_letters"`
-	// StateKeys is the number of keys with state, as of when the tasks came.
-	StateKeys int `json:"state_keys"`
+	// StateKeys is the number of keys with state, StateBytes what they take in the
+	// bucket, compressed; both as of the last commits.
+	StateKeys  int    `json:"state_keys"`
+	StateBytes uint64 `json:"state_bytes"`
+	// LastCommit is when a task committed last.
+	LastCommit time.Time `json:"last_commit,omitzero"`
+	// Generations are those of its tasks, by name: how often each has been claimed.
+	Generations map[string]uint64 `json:"generations,omitempty"`
 	// Trouble is what the worker waits for; empty if it does not.
 	Trouble string `json:"trouble,omitempty"`
 	// Warnings are what needs somebody soon: sources that are about to drop
@@ -64,7 +71,13 @@ func (s *session) status() Status {
 		st.Sources[r.stream] = SourceStatus{Read: read, Committed: committed, Records: count}
 	}
 	st.Results, st.DeadLetters = uint64(max(0, s.results.Load())), uint64(max(0, s.deadLetters.Load()))
-	st.StateKeys = int(s.keys.Load())
+	st.StateKeys, st.StateBytes = int(s.keys.Load()), uint64(max(0, s.stateBytes.Load()))
+	if at := s.lastCommit.Load(); at > 0 {
+		st.LastCommit = time.Unix(0, at).UTC()
+	}
+	s.mu.Lock()
+	st.Generations = maps.Clone(s.generations)
+	s.mu.Unlock()
 	return st
 }
 

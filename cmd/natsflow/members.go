@@ -52,6 +52,8 @@ type taskStatus struct {
 	Former string `json:"former_owner,omitempty"`
 	// Since is when the task was taken or released.
 	Since time.Time `json:"since,omitzero"`
+	// Generation is how often the task has been claimed, if its owner says so.
+	Generation uint64 `json:"generation,omitempty"`
 	// Final is the epoch whose drain the task has come to the end of.
 	Final uint64 `json:"final_epoch,omitempty"`
 
@@ -86,6 +88,7 @@ func newCrew(records map[string]control.TaskRecord, list []control.MemberInfo, a
 		holds[rec.Instance] = append(holds[rec.Instance], name)
 	}
 	alive := map[string]bool{}
+	generations := map[string]uint64{}
 	for _, info := range list {
 		m := member{
 			Name: info.Name, Host: info.Host, PID: info.PID, Started: info.Started, Renewed: info.Renewed,
@@ -98,6 +101,11 @@ func newCrew(records map[string]control.TaskRecord, list []control.MemberInfo, a
 		var st worker.Status
 		if len(info.Status) > 0 && json.Unmarshal(info.Status, &st) == nil {
 			m.Status = &st
+			for _, name := range m.Tasks {
+				generations[name] = st.Generations[name]
+			}
+			// It is shown with the tasks.
+			st.Generations = nil
 			m.StandsBy = len(m.Tasks) == 0 && st.Phase == "standing by"
 		}
 		alive[info.Instance] = true
@@ -108,7 +116,7 @@ func newCrew(records map[string]control.TaskRecord, list []control.MemberInfo, a
 		t := taskStatus{Task: name, Since: rec.Since}
 		switch {
 		case alive[rec.Instance]:
-			t.Owner = rec.Owner
+			t.Owner, t.Generation = rec.Owner, generations[name]
 		case !rec.Free():
 			t.Former = rec.Owner
 		case rec.Final != nil:

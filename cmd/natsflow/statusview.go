@@ -148,18 +148,21 @@ func (f flowStatus) workerLines(now time.Time) []string {
 		return nil
 	}
 	t := table{
-		head:  []string{"NAME", "PHASE", "TASKS", "RESULTS", "KEYS", "UP", "LEASE", "HOST", "PID"},
-		right: []bool{false, false, true, true, true, true, false, false, true},
+		head:  []string{"NAME", "PHASE", "TASKS", "RESULTS", "KEYS", "STATE", "COMMITTED", "UP", "LEASE", "HOST", "PID"},
+		right: []bool{false, false, true, true, true, true, true, true, false, false, true},
 	}
 	for _, m := range f.Workers {
-		phase, results, keys := "starting", "", ""
+		phase, results, keys, state, committed := "starting", "", "", "", ""
 		if st := m.Status; st != nil {
-			phase, results, keys = st.Phase, count(st.Results), count(st.StateKeys)
+			phase, results, keys, state = st.Phase, count(st.Results), count(st.StateKeys), size(st.StateBytes)
+			if !st.LastCommit.IsZero() {
+				committed = age(now, st.LastCommit) + " ago"
+			}
 		}
 		if m.StandsBy {
 			phase = "stands by"
 		}
-		t.add(m.Name, phase, strconv.Itoa(len(m.Tasks)), results, keys, age(now, m.Started),
+		t.add(m.Name, phase, strconv.Itoa(len(m.Tasks)), results, keys, state, committed, age(now, m.Started),
 			fmt.Sprintf("%.0fs of %v", m.LeaseAge.Seconds(), m.LeaseTTL), m.Host, strconv.Itoa(m.PID))
 	}
 	return t.lines()
@@ -195,7 +198,7 @@ func (f flowStatus) positionLines() []string {
 func (f flowStatus) taskLines() []string {
 	t := table{right: []bool{false, true}}
 	for _, m := range f.crew.working() {
-		t.add(m.Name, strconv.Itoa(len(m.Tasks)), compactTasks(m.Tasks, shownRuns))
+		t.add(m.Name, strconv.Itoa(len(m.Tasks)), compactTasks(m.Tasks, shownRuns)+f.crew.generations(m.Name))
 	}
 	if f.TasksDone > 0 {
 		t.add("done", strconv.Itoa(f.TasksDone), "at the cut of epoch "+strconv.FormatUint(f.Epoch, 10))
@@ -204,6 +207,27 @@ func (f flowStatus) taskLines() []string {
 		t.add("without an owner", strconv.Itoa(len(f.ownerless)), compactTasks(f.ownerless, shownRuns))
 	}
 	return t.lines()
+}
+
+// generations says which generations the tasks of an owner have: how often they
+// have changed hands.
+func (w crew) generations(owner string) string {
+	var low, high uint64
+	for _, t := range w.tasks {
+		if t.Owner == owner && t.Generation > 0 {
+			high = max(high, t.Generation)
+			if low == 0 || t.Generation < low {
+				low = t.Generation
+			}
+		}
+	}
+	switch {
+	case high == 0:
+		return ""
+	case low == high:
+		return fmt.Sprintf(", generation %d", low)
+	}
+	return fmt.Sprintf(", generations %d to %d", low, high)
 }
 
 // compactTasks writes tasks, which are in order, with runs of partitions as one:
