@@ -42,6 +42,8 @@ type header struct {
 	Head  Head `json:"head"`
 	// Outputs of a commit.
 	Outputs int `json:"outputs,omitempty"`
+	// Targets of a commit.
+	Targets []string `json:"targets,omitempty"`
 	// From of a base: deltas after this entry are to be loaded on top of it.
 	From uint64 `json:"from,omitempty"`
 	// Floor of a base: entries up to this one are not needed any more.

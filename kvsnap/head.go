@@ -73,14 +73,18 @@ type Commit struct {
 	// Outputs is the number of results in Outbox, for people who look at the
 	// entry.
 	Outputs int
+	// Targets are the names that the numbers in Outbox stand for, for whoever
+	// publishes it in the end: it may number them otherwise.
+	Targets []string
 }
 
 // Pending is an outbox that is not confirmed as published.
 type Pending struct {
 	// N is the number of the commit.
 	N uint64
-	// Outbox as it was committed.
-	Outbox []byte
+	// Outbox and Targets as they were committed.
+	Outbox  []byte
+	Targets []string
 	// Sinks of the commit's own head: none of its results is at or before
 	// these sequences.
 	Sinks map[string]uint64

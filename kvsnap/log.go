@@ -98,7 +98,7 @@ func (l *Log) Append(ctx context.Context, c Commit) (uint64, error) {
 		return 0, err
 	}
 	h := l.store.newHeader(KindCommit, l.task, n, l.generation, l.confirmed(c.Head))
-	h.Outputs = c.Outputs
+	h.Outputs, h.Targets = c.Outputs, c.Targets
 	bodies, err := l.place(ctx, h, c.Delta, c.Outbox)
 	if err == nil {
 		err = l.write(ctx, h, PointCommitted, bodies...)

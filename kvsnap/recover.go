@@ -256,7 +256,7 @@ func (r *recovery) finishJob(j *job) error {
 	if j.sec.Name == sectionDelta {
 		return r.emit(body)
 	}
-	r.pending = append(r.pending, Pending{N: j.entry.N, Outbox: body, Sinks: j.entry.Head.Sinks})
+	r.pending = append(r.pending, Pending{N: j.entry.N, Outbox: body, Targets: j.entry.Targets, Sinks: j.entry.Head.Sinks})
 	return nil
 }
 

@@ -97,7 +97,7 @@ func (s *session) commitJob(ctx context.Context, t *task, j job) error {
 	}
 	var n uint64
 	err := s.persist(ctx, "commit", func() (err error) {
-		n, err = t.log.Append(ctx, kvsnap.Commit{Head: j.head, Delta: j.sealed.Delta, Outbox: outbox, Outputs: j.sealed.Outputs})
+		n, err = t.log.Append(ctx, kvsnap.Commit{Head: j.head, Delta: j.sealed.Delta, Outbox: outbox, Outputs: j.sealed.Outputs, Targets: s.targetNames(outbox)})
 		return err
 	})
 	if err != nil {
@@ -140,7 +140,7 @@ func (s *session) publish(ctx context.Context, t *task, n uint64, outbox []byte,
 	if len(outbox) == 0 {
 		return nil
 	}
-	groups, err := s.groups(t, n, outbox)
+	groups, err := s.groups(t, n, outbox, s.bySink)
 	if err != nil {
 		return err
 	}
@@ -189,12 +189,13 @@ type group struct {
 	index []int
 }
 
-// groups sorts an outbox by stream, in the order of its outputs.
-func (s *session) groups(t *task, n uint64, outbox []byte) ([]group, error) {
+// groups sorts an outbox by stream, in the order of its outputs. sinks are the
+// targets that the numbers in it stand for.
+func (s *session) groups(t *task, n uint64, outbox []byte, sinks []*target) ([]group, error) {
 	// Counted first: growing the slices would cost more than all the rest here.
-	counts := make([]int, len(s.bySink))
+	counts := make([]int, len(sinks))
 	err := flow.Outputs(outbox, func(i int, o flow.Output) error {
-		if o.Sink < 0 || o.Sink >= len(s.bySink) {
+		if o.Sink < 0 || o.Sink >= len(sinks) {
 			return fmt.Errorf("output %d of entry %d is for sink %d, which the flow does not have", i, n, o.Sink)
 		}
 		counts[o.Sink]++
@@ -206,7 +207,7 @@ func (s *session) groups(t *task, n uint64, outbox []byte) ([]group, error) {
 	var groups []group
 	at := make(map[*target]int, 2)
 	err = flow.Outputs(outbox, func(i int, o flow.Output) error {
-		to := s.bySink[o.Sink]
+		to := sinks[o.Sink]
 		k, ok := at[to]
 		if !ok {
 			k = len(groups)

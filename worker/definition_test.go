@@ -309,3 +309,59 @@ func TestDefinition_sourceComesBack(t *testing.T) {
 		}
 	})
 }
+
+// countTo counts the records of each key, to streams in that order.
+func countTo(tb testing.TB, streams ...string) *flow.Flow {
+	tb.Helper()
+	b := flow.New("count", flow.Options{Partitions: 4})
+	src := flow.From(b, flow.Source{Stream: "IN"}, flow.DecodeText())
+	keyed := flow.KeyBy(src, func(_ *flow.Meta, v string) (string, error) {
+		key, _, _ := strings.Cut(v, " ")
+		return key, nil
+	})
+	counts := flow.Stateful(keyed, "count", flow.JSONState[int](1, nil),
+		func(m *flow.Meta, n *int, _ string, emit func(counted)) error {
+			*n++
+			emit(counted{m.Key, *n, m.Seq})
+			return nil
+		})
+	for _, stream := range streams {
+		flow.To(counts, flow.Sink[counted]{
+			Stream: stream, Subjects: []string{strings.ToLower(stream) + ".*"},
+			Subject: flow.KeySubject[counted](strings.ToLower(stream) + "."), Encode: flow.EncodeJSON[counted](),
+		})
+	}
+	f, err := b.Build()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return f
+}
+
+// Results that were committed and not published when the workers died go where they
+// were meant to, though the next definition has its sinks in another order. One that
+// lacks such a sink is refused, and nothing is lost.
+func TestDefinition_unpublished(t *testing.T) {
+	for _, point := range []string{"committed", "half-published"} {
+		t.Run(point, func(t *testing.T) {
+			bubble(t, func(t *testing.T, l *lab) {
+				old := countTo(t, "OUT", "OUT2")
+				l.more(100)
+				c := &crasher{point: point, left: 1}
+				if point == "committed" {
+					c.left += 4 // the claims
+				}
+				if err := l.start(old, Config{}, c.probe).wait(); !errors.Is(err, errCrash) {
+					t.Fatalf("got %v, want a crash", err)
+				}
+				l.refused(countTo(t, "OUT2"), Config{}, "results for stream OUT ", "start the former definition")
+				l.refused(countTo(t, "OUT"), Config{}, "results for stream OUT2 ", "start the former definition")
+				next := countTo(t, "OUT2", "OUT3", "OUT")
+				l.more(100)
+				l.drain(next, Config{})
+				l.judge("OUT")
+				l.judge("OUT2")
+			})
+		})
+	}
+}

@@ -76,7 +76,10 @@ type session struct {
 	// epoch is the flow's.
 	epoch   atomic.Uint64
 	targets []*target
+	// bySink are the targets by the index of the sink, and names what they are called
+	// in a commit.
 	bySink  []*target
+	names   []string
 	lanes   []*lane
 	readers []*reader
 	// mirrors are, by source, what is read in its place, nil as a rule.
@@ -204,7 +207,7 @@ func (s *session) open(trusted func() bool) (err error) {
 
 // openTargets creates the sinks that are not there and opens all of them.
 func (s *session) openTargets(ctx context.Context) error {
-	s.targets, s.bySink = nil, nil
+	s.targets, s.bySink, s.names = nil, nil, nil
 	byName := map[string]*target{}
 	for _, info := range s.flow.Sinks() {
 		cfg := bus.SinkConfig{Stream: info.Name, Subjects: info.Subjects, Replicas: s.cfg.Replicas, Flow: s.flow.Name()}
@@ -240,7 +243,11 @@ func (s *session) openTargets(ctx context.Context) error {
 			s.targets = append(s.targets, to)
 		}
 		to.use(info, cfg.Subjects)
-		s.bySink = append(s.bySink, to)
+		name := at.Name
+		if info.Kind == flow.SinkControl {
+			name = controlTarget
+		}
+		s.bySink, s.names = append(s.bySink, to), append(s.names, name)
 	}
 	return nil
 }
@@ -358,7 +365,11 @@ func (s *session) publishLeft(ctx context.Context, left []leftover) error {
 	}
 	published, wait := 0, newPatience(s, "publish what was left")
 	for _, l := range left {
-		groups, err := s.groups(l.task, l.pending.N, l.pending.Outbox)
+		sinks, err := s.sinksOf(l)
+		if err != nil {
+			return err
+		}
+		groups, err := s.groups(l.task, l.pending.N, l.pending.Outbox, sinks)
 		if err != nil {
 			return err
 		}
@@ -380,6 +391,36 @@ func (s *session) publishLeft(ctx context.Context, left []leftover) error {
 		s.log.Info("published the results that an earlier worker had committed", "results", published)
 	}
 	return nil
+}
+
+// controlTarget is the name of the control stream in a commit: which one that is
+// depends on the configuration. No stream can have it.
+const controlTarget = "control commands"
+
+// targetNames are the streams that the numbers in an outbox stand for.
+func (s *session) targetNames(outbox []byte) []string {
+	if len(outbox) == 0 {
+		return nil
+	}
+	return s.names
+}
+
+// sinksOf returns the targets that the numbers in an outbox stand for. The flow that
+// made it may have had other sinks, or had them in another order.
+func (s *session) sinksOf(l leftover) ([]*target, error) {
+	if len(l.pending.Targets) == 0 || slices.Equal(l.pending.Targets, s.names) {
+		return s.bySink, nil
+	}
+	sinks := make([]*target, len(l.pending.Targets))
+	for i, name := range l.pending.Targets {
+		k := slices.Index(s.names, name)
+		if k < 0 {
+			return nil, fmt.Errorf("%w: entry %d of task %v has results for stream %s that are not published yet, and this definition of the flow has no such sink: start the former definition until they are (stop it with SIGTERM or natsflow drain %s), then this one",
+				control.ErrDefinition, l.pending.N, l.task.id, name, s.flow.Name())
+		}
+		sinks[i] = s.bySink[k]
+	}
+	return sinks, nil
 }
 
 func (s *session) laneOf(partition int) int { return partition % s.cfg.Lanes }
