@@ -39,6 +39,8 @@ type lane struct {
 	held     bool
 	delay    time.Duration
 	cutAfter int64 // bytes that still go through before a cut; negative for no limit
+	sifted   bool  // NATS messages are told apart on new connections
+	keep     func(subject string) bool
 }
 
 // limit is what a pump keeps in its queue at most, in bytes.
@@ -178,6 +180,18 @@ func (l *Link) Delay(dir Direction, d time.Duration) {
 	l.change(dir, func(ln *lane) { ln.delay = d })
 }
 
+// Sift loses the NATS messages in direction dir whose subject keep does not
+// accept, as a server or a client does that has no room for them: the connection
+// lasts and nobody is told. What passes to the server has the subject that it is
+// published on, what passes to the client the one that it was published on, which
+// is an inbox if it is an answer. keep is called from the goroutines of the
+// connections; nil accepts all. It applies to connections that are opened after
+// the first call for that direction, and to none that does not speak NATS in
+// plain text.
+func (l *Link) Sift(dir Direction, keep func(subject string) bool) {
+	l.change(dir, func(ln *lane) { ln.sifted, ln.keep = true, keep })
+}
+
 // Conns is the number of connections that are open.
 func (l *Link) Conns() int {
 	l.mu.Lock()
@@ -233,7 +247,12 @@ func (l *Link) join(client net.Conn, dial func() (net.Conn, error)) error {
 		abort(server)
 		return ErrCut
 	}
-	p := &pair{client: client, server: server, gone: make(chan struct{})}
+	p := &pair{client: client, server: server, gone: make(chan struct{}), sieves: make(map[Direction]*sieve)}
+	for dir, ln := range l.lanes {
+		if ln.sifted {
+			p.sieves[dir] = &sieve{}
+		}
+	}
 	l.pairs[p] = struct{}{}
 	l.wg.Go(func() { p.carry(l) })
 	return nil

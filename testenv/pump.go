@@ -11,6 +11,7 @@ type pair struct {
 	client, server net.Conn
 	once           sync.Once
 	gone           chan struct{} // closed by abort
+	sieves         map[Direction]*sieve
 }
 
 // abort drops both ends; what is on its way is lost.
@@ -36,7 +37,7 @@ func (p *pair) carry(l *Link) {
 	defer l.forget(p)
 	var wg sync.WaitGroup
 	for _, dir := range []Direction{ToServer, ToClient} {
-		b := &pump{link: l, pair: p, dir: dir, more: make(chan struct{}, 1), room: make(chan struct{}, 1)}
+		b := &pump{link: l, pair: p, dir: dir, sieve: p.sieves[dir], more: make(chan struct{}, 1), room: make(chan struct{}, 1)}
 		b.src, b.dst = p.client, p.server
 		if dir == ToClient {
 			b.src, b.dst = p.server, p.client
@@ -60,6 +61,7 @@ type pump struct {
 	pair     *pair
 	dir      Direction
 	src, dst net.Conn
+	sieve    *sieve // nil if nothing is sifted
 
 	mu    sync.Mutex
 	queue []chunk
@@ -75,7 +77,12 @@ func (b *pump) read() {
 	buf := make([]byte, pumpBuffer)
 	for {
 		n, err := b.src.Read(buf)
-		if n > 0 && !b.put(append([]byte(nil), buf[:n]...)) {
+		data := append([]byte(nil), buf[:n]...)
+		if b.sieve != nil {
+			ln, _ := b.look()
+			data = b.sieve.sift(data, ln.keep)
+		}
+		if len(data) > 0 && !b.put(data) {
 			return
 		}
 		if err != nil {
