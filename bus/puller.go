@@ -77,6 +77,8 @@ type puller struct {
 
 	unsettled bool          // somebody waits for the end, and it has not been reached
 	quiet     time.Duration // since something was heard, while unsettled
+	newest ackMark // of the last message handled, zero when it has been marked
+
 
 	wantMsgs, wantBytes int // requested and not yet delivered
 	grown               int // times that maxBytes had to be doubled since the last message
@@ -149,6 +151,7 @@ func (p *puller) open(ctx context.Context) error {
 	p.handled.Store(0)
 	p.session.Add(1)
 	return nil
+	p.newest = ackMark{}
 }
 
 // shut forgets the consumer and deletes it if the server can be asked. A failure leaves it to its inactive threshold.
@@ -260,6 +263,8 @@ func (p *puller) receive(ctx context.Context, handle func(*Msg) error, empty fun
 	}
 }
 
+			// Here and not behind the message: heartbeats may stand behind that.
+			p.markNewest()
 // atEnd tells the callback that the consumer has no more.
 func (p *puller) atEnd(empty func() error) error {
 	if empty == nil {
@@ -348,8 +353,11 @@ func (p *puller) take(m *nats.Msg, handle func(*Msg) error, empty func() error) 
 	}
 	p.last.Store(pos.stream)
 	p.handled.Store(pos.consumer)
-	if p.cfg.ackAll && (pos.consumer%ackMarkEvery == 0 || len(p.ch) == 0) {
-		p.mark(pos.stream, m.Reply)
+	if p.cfg.ackAll {
+		p.newest = ackMark{pos.stream, m.Reply}
+		if pos.consumer%ackMarkEvery == 0 {
+			p.markNewest()
+		}
 	}
 	if pos.pending == 0 {
 		return p.atEnd(empty)

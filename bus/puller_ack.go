@@ -1,5 +1,14 @@
 package bus
 
+// markNewest marks the last message handled.
+func (p *puller) markNewest() {
+	if p.newest.reply == "" {
+		return
+	}
+	p.mark(p.newest.seq, p.newest.reply)
+	p.newest = ackMark{}
+}
+
 // mark remembers a place that can be acknowledged. Their number is bounded by forgetting every second one.
 func (p *puller) mark(seq uint64, reply string) {
 	p.mu.Lock()
