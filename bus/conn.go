@@ -187,7 +187,8 @@ func (c *Conn) Close() {
 	<-c.closed
 }
 
-// Abort drops the network connection at once: nothing more is sent, and it never reconnects. For tests of crashes.
+// Abort drops the network connection at once: nothing more is sent, and it never reconnects. For those
+// who cannot wait, and for tests of crashes.
 func (c *Conn) Abort() {
 	c.gate.abort()
 	c.closeOnce.Do(func() {

@@ -114,7 +114,7 @@ func (w *worker) run(ctx, hard context.Context) (err error) {
 			}
 			return err
 		}
-		defer (*c.conn).Close()
+		defer func() { closeConn(*c.conn, err) }()
 	}
 	w.status = newReporter(w)
 	err = w.retry(ctx, "start", func() error { return w.prepare(ctx) })
@@ -147,6 +147,16 @@ func (w *worker) run(ctx, hard context.Context) (err error) {
 			return nil
 		}
 	}
+}
+
+// closeConn closes a connection at the end of what has ended with err. When a stop
+// took too long, the server has had its time.
+func closeConn(conn *bus.Conn, err error) {
+	if errors.Is(err, ErrStopTimeout) {
+		conn.Abort()
+		return
+	}
+	conn.Close()
 }
 
 // retry repeats what fails because the server is away or has no room.

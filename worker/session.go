@@ -467,7 +467,7 @@ func (s *session) close(cause error) {
 		r.close(ctx)
 	}
 	if s.out != nil {
-		s.out.Close()
+		closeConn(s.out, cause)
 	}
 }
 

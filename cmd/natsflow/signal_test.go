@@ -94,24 +94,26 @@ func TestDev_terminal(t *testing.T) {
 	}
 }
 
-// A second signal ends a worker that cannot leave since its server is frozen.
-func TestWorker_secondSignal(t *testing.T) {
+// startFrozen starts a worker with a server that is frozen when the worker runs, and
+// tells it to leave. What its end was comes on the channel.
+func startFrozen(t *testing.T, args ...string) (cmd *exec.Cmd, out *scriptProc, ended <-chan error) {
+	t.Helper()
 	server := testenv.StartProcess(t)
 	conn, err := bus.Connect(t.Context(), bus.Config{URL: server.URL()})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer conn.Close()
+	t.Cleanup(conn.Close)
 	if err := feedFlights(t.Context(), conn, flightsDir(t), 100); err != nil {
 		t.Fatal(err)
 	}
-	out := &scriptProc{changed: make(chan struct{})}
-	cmd := exec.Command("natsflow", "worker", flightsDir(t), "-s", server.URL()) //nolint:noctx // ended below
+	out = &scriptProc{changed: make(chan struct{})}
+	cmd = exec.Command("natsflow", append([]string{"worker", flightsDir(t), "-s", server.URL()}, args...)...) //nolint:noctx // ended below
 	cmd.Stdout, cmd.Stderr = out, out
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	defer cmd.Process.Kill()
+	t.Cleanup(func() { _ = cmd.Process.Kill() })
 	deadline := time.After(scriptPatience)
 	for running := regexp.MustCompile(`"msg":"running"`); ; {
 		ok, changed := out.match(running)
@@ -125,12 +127,36 @@ func TestWorker_secondSignal(t *testing.T) {
 		}
 	}
 	server.Freeze()
-	defer server.Thaw()
-	ended := make(chan error, 1)
-	go func() { ended <- cmd.Wait() }()
+	t.Cleanup(server.Thaw)
+	result := make(chan error, 1)
+	go func() { result <- cmd.Wait() }()
 	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
+	return cmd, out, result
+}
+
+// A worker whose server does not answer when it is told to leave ends by itself, when
+// the time for that is over, and not as if all were well.
+func TestWorker_stopTimeout(t *testing.T) {
+	_, out, ended := startFrozen(t, "--stop-timeout", "1s", "--lease-ttl", "60s")
+	select {
+	case err := <-ended:
+		var exit *exec.ExitError
+		if !errors.As(err, &exit) || exit.ExitCode() != exitFailed {
+			t.Errorf("got %v, want exit code 1", err)
+		}
+	case <-time.After(scriptPatience):
+		t.Error("it did not end")
+	}
+	if ok, _ := out.match(regexp.MustCompile(`(?m)^natsflow: the stop took too long: more than 1s; nothing is lost`)); !ok {
+		t.Errorf("it printed\n%s", out.output())
+	}
+}
+
+// A second signal ends a worker that cannot leave since its server is frozen.
+func TestWorker_secondSignal(t *testing.T) {
+	cmd, out, ended := startFrozen(t)
 	select {
 	case err := <-ended:
 		t.Fatalf("it ended at the first signal: %v\n%s", err, out.output())
