@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"time"
 )
 
 // Msg is one message of a stream. It is valid only during the call that it is given to, except for Data and Header,
@@ -99,6 +100,14 @@ func (cu *Cursor) CaughtUp(ctx context.Context) (through uint64, err error) {
 		return max(info.LastSeq, last), nil
 	}
 	return last, nil
+}
+
+// Lacking returns since when Run has had no consumer, which it makes anew, and what came in between last; the zero time
+// when it has one. Nothing is read meanwhile.
+func (cu *Cursor) Lacking() (since time.Time, err error) {
+	cu.p.mu.Lock()
+	defer cu.p.mu.Unlock()
+	return cu.p.without, cu.p.why
 }
 
 // Close deletes the consumer. Run must have returned.

@@ -67,6 +67,8 @@ type puller struct {
 	mu       sync.Mutex
 	consumer string    // name of the present one, "" when there is none
 	pending  uint64    // matching messages when it was made
+	without  time.Time // since when there is none though there should be, zero when there is
+	why      error     // the last failure meanwhile
 	marks    []ackMark // of handled messages of this session, ascending
 	lost     uint64    // acks that could not be sent
 
@@ -75,10 +77,10 @@ type puller struct {
 	down <-chan struct{}
 	req  []byte
 
-	unsettled bool          // somebody waits for the end, and it has not been reached
-	quiet     time.Duration // since something was heard, while unsettled
 	newest ackMark // of the last message handled, zero when it has been marked
 
+	unsettled bool          // somebody waits for the end, and it has not been reached
+	quiet     time.Duration // since something was heard, while unsettled
 
 	wantMsgs, wantBytes int // requested and not yet delivered
 	grown               int // times that maxBytes had to be doubled since the last message
@@ -146,12 +148,13 @@ func (p *puller) open(ctx context.Context) error {
 	p.mu.Lock()
 	p.consumer, p.pending, p.marks = info.Name, info.NumPending, p.marks[:0]
 	p.mu.Unlock()
+	p.lack(nil)
 	p.ch, p.sub, p.down = ch, sub, down
 	p.wantMsgs, p.wantBytes, p.unsettled, p.quiet = 0, 0, false, 0
+	p.newest = ackMark{}
 	p.handled.Store(0)
 	p.session.Add(1)
 	return nil
-	p.newest = ackMark{}
 }
 
 // shut forgets the consumer and deletes it if the server can be asked. A failure leaves it to its inactive threshold.
@@ -174,6 +177,7 @@ func (p *puller) shut(ctx context.Context) error {
 // run handles messages until ctx ends or a callback errs. empty, if not nil, is called when all the messages that the
 // consumer knew of have been handled; while it returns errNotYet it is called again and again.
 func (p *puller) run(ctx context.Context, handle func(*Msg) error, empty func() error) error {
+	defer p.lack(nil)
 	failures := 0
 	for {
 		before, began := p.last.Load(), time.Now()
@@ -198,6 +202,7 @@ func (p *puller) run(ctx context.Context, handle func(*Msg) error, empty func() 
 			p.cfg.log.Info("cursor is made anew", "stream", p.cfg.stream, "seq", p.last.Load(), "err", err)
 		}
 		failures++
+		p.lack(err)
 		// Best effort and bounded: the consumer may be the very thing that does not answer.
 		dctx, cancel := context.WithTimeout(ctx, time.Second)
 		_ = p.shut(dctx)
@@ -205,6 +210,18 @@ func (p *puller) run(ctx context.Context, handle func(*Msg) error, empty func() 
 		if err := sleep(ctx, jitter(min(20*time.Millisecond<<min(failures, 9), pullMaxBackoff), rand.Float64)); err != nil {
 			return err
 		}
+	}
+}
+
+// lack notes that there is no consumer, and why; nil ends that.
+func (p *puller) lack(err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch p.why = err; {
+	case err == nil:
+		p.without = time.Time{}
+	case p.without.IsZero():
+		p.without = time.Now()
 	}
 }
 
@@ -246,6 +263,8 @@ func (p *puller) receive(ctx context.Context, handle func(*Msg) error, empty fun
 		select {
 		case m = <-p.ch:
 		default:
+			// Here and not behind the message: heartbeats may stand behind that.
+			p.markNewest()
 			var err error
 			if m, err = p.await(ctx, silence); err != nil {
 				return err
@@ -263,8 +282,6 @@ func (p *puller) receive(ctx context.Context, handle func(*Msg) error, empty fun
 	}
 }
 
-			// Here and not behind the message: heartbeats may stand behind that.
-			p.markNewest()
 // atEnd tells the callback that the consumer has no more.
 func (p *puller) atEnd(empty func() error) error {
 	if empty == nil {

@@ -27,6 +27,8 @@ const (
 	// sourceCheck is how often a reader makes sure that the source is still the
 	// same stream.
 	sourceCheck = 10 * time.Second
+	// cursorGrace is how long there may be no cursor before that is trouble.
+	cursorGrace = time.Second
 )
 
 var (
@@ -86,6 +88,8 @@ type reader struct {
 	limited chan struct{}
 	// ended: it has reached its limit and does not read on, whatever comes.
 	ended bool
+	// seeking is since when a cursor is being opened, zero when none is.
+	seeking time.Time
 }
 
 func newReader(s *session, source int) *reader {
@@ -124,6 +128,8 @@ func (r *reader) seek(ctx context.Context, through uint64) error {
 	if !stale {
 		return nil
 	}
+	r.setSeeking(time.Now())
+	defer r.setSeeking(time.Time{})
 	info, err := r.s.conn.Stream(ctx, r.stream)
 	if err != nil {
 		return fmt.Errorf("source %s: %w", r.stream, err)
@@ -158,6 +164,29 @@ func (r *reader) seek(ctx context.Context, through uint64) error {
 	}
 	r.created, r.stale = info.Created, false
 	return nil
+}
+
+func (r *reader) setSeeking(since time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.seeking = since
+}
+
+// trouble says that the source is not read though it should be, for want of a
+// cursor; empty if it is. A worker without one would look as if there were nothing
+// to do.
+func (r *reader) trouble() string {
+	r.mu.Lock()
+	since := r.seeking
+	r.mu.Unlock()
+	err := errors.New("it is being opened")
+	if cursor := r.cursor.Load(); cursor != nil && since.IsZero() {
+		since, err = cursor.Lacking()
+	}
+	if since.IsZero() || time.Since(since) < cursorGrace {
+		return ""
+	}
+	return fmt.Sprintf("not consuming source %s, without a cursor for %v: %v", r.stream, time.Since(since).Round(time.Second), err)
 }
 
 // ack acks what stands at or before a sequence.

@@ -69,6 +69,9 @@ func (s *session) status() Status {
 			committed = read
 		}
 		st.Sources[r.stream] = SourceStatus{Read: read, Committed: committed, Records: count}
+		if st.Trouble == "" {
+			st.Trouble = r.trouble()
+		}
 	}
 	st.Results, st.DeadLetters = uint64(max(0, s.results.Load())), uint64(max(0, s.deadLetters.Load()))
 	st.StateKeys, st.StateBytes = int(s.keys.Load()), uint64(max(0, s.stateBytes.Load()))
