@@ -71,7 +71,7 @@ func awaitFreeze(ctx context.Context) {
 }
 
 // A process is stopped between a commit and its publishing, and goes on long after its
-// successor has published that: nothing more comes from it. A sink that knows ids for
+// successor has published that: nothing more comes from it, and it joins again. A sink that knows ids for
 // one second only is protected by nothing but the guard of the connection then.
 func TestTakeover_stoppedProcess(t *testing.T) {
 	for _, kind := range []sinkKind{sinkKinds[0], sinkKinds[2]} {
@@ -125,6 +125,12 @@ func TestTakeover_stoppedProcess(t *testing.T) {
 			l.pass(time.Second)
 			l.more(100)
 			l.awaitResults(p, 601)
+			l.await("it to join again", func() bool {
+				_, assigned, err := l.control().Members(l.ctx)
+				return err == nil && len(assigned.Owners["frozen"]) == 1 && l.holders()["frozen"] == 1
+			})
+			l.more(100)
+			l.awaitResults(p, 701)
 			if err := p.leave(); err != nil {
 				t.Fatal(err)
 			}

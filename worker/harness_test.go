@@ -305,8 +305,13 @@ type probe func(p *process, ctx context.Context, point, task string) error
 
 // start runs a worker. The probe is told the process, so that it can crash it.
 func (l *lab) start(f *flow.Flow, cfg Config, probe probe) *process {
+	return l.startOver(testenv.NewLink(l.tb), f, cfg, probe)
+}
+
+// startOver is start with a link to the server that was prepared for it.
+func (l *lab) startOver(link *testenv.Link, f *flow.Flow, cfg Config, probe probe) *process {
 	ctx, cancel := context.WithCancel(l.ctx)
-	p := &process{tb: l.tb, link: testenv.NewLink(l.tb), cancel: cancel, done: make(chan struct{})}
+	p := &process{tb: l.tb, link: link, cancel: cancel, done: make(chan struct{})}
 	cfg.Bus = bus.Config{InProcess: p.link.Dialer(l.srv.InProcess), ConnectTimeout: time.Minute}
 	cfg.Logger = l.log
 	cfg.OnStatus = func(s Status) { p.status.Store(&s) }
