@@ -44,6 +44,8 @@ type Intake struct {
 	StreamInfo
 	// Origin is the last sequence of the origin that is stored here, 0 if none is.
 	Origin uint64
+	// From and Consumer are the origin and its consumer.
+	From, Consumer string
 	// Lag is how many messages of the origin were still to come when the last one came.
 	Lag uint64
 	// Silent is for how long nothing has been heard of the origin, which says something each second; negative if
@@ -213,11 +215,28 @@ func intakeInfo(is *jetstream.StreamInfo) Intake {
 		return in
 	}
 	src := is.Sources[0]
+	if of := is.Config.Sources; len(of) == 1 && of[0].Consumer != nil {
+		in.From, in.Consumer = of[0].Name, of[0].Consumer.Name
+	}
 	in.Origin, in.Lag, in.Silent = src.Seq, src.Lag, src.Active
 	if src.Error != nil {
 		in.Problem = src.Error.Error()
 	}
 	return in
+}
+
+// Waiting is how many messages of the origin of an intake are still to come, about: what is on its way is counted by
+// sequences.
+func (c *Conn) Waiting(ctx context.Context, in Intake) (uint64, error) {
+	var is jetstream.ConsumerInfo
+	if err := c.ask(ctx, "CONSUMER.INFO."+in.From+"."+in.Consumer, struct{}{}, &is); err != nil {
+		return 0, classify(fmt.Sprintf("looking at consumer %s of stream %s", in.Consumer, in.From), err)
+	}
+	n := is.NumPending
+	if sent := is.Delivered.Stream; sent > in.Origin {
+		n += min(uint64(is.NumAckPending), sent-in.Origin)
+	}
+	return n, nil
 }
 
 // PurgeBefore removes the messages of a stream that stand before a sequence.

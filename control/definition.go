@@ -177,19 +177,13 @@ func (r Record) Fits(def Definition) error {
 // stream of the flow's own, or the other way round: the positions in the one say
 // nothing in the other.
 func (r Record) sameWay(def Definition) error {
-	through := map[string]string{}
-	for name, src := range r.Sources {
-		if src.Origin != "" {
-			through[src.Origin] = name
-		}
-	}
 	for _, name := range slices.Sorted(maps.Keys(def.Sources)) {
 		origin := def.Sources[name].Origin
 		if old, ok := r.Sources[origin]; ok && old.Origin == "" {
 			return fmt.Errorf("%w: stream %s had limits retention when flow %s began to read it, and has not now: what was processed would be processed again from stream %s: give %s limits retention again, or give the flow another name to start afresh",
 				ErrDefinition, origin, r.Flow, name, origin)
 		}
-		if own, ok := through[name]; ok && origin == "" {
+		if own, ok := r.through(name); ok && origin == "" {
 			return fmt.Errorf("%w: flow %s reads %s through the stream %s, which was deleted, and with it all that was not processed: give the flow another name to start afresh",
 				ErrDefinition, r.Flow, name, own)
 		}
