@@ -27,7 +27,9 @@ const (
 type IntakeConfig struct {
 	Name   string
 	Origin string
-	// Consumer is the name of the durable consumer of the origin.
+	// Consumer is the name of the durable consumer of the origin. It must be another one when the origin was deleted and
+	// created again: the server would take messages of the new stream for those that it has had of the former one, and
+	// ack them.
 	Consumer string
 	// Subjects filter the messages; all if there are none.
 	Subjects []string
@@ -74,7 +76,7 @@ func (c *Conn) EnsureIntakeConsumer(ctx context.Context, cfg IntakeConfig) (crea
 	if err != nil {
 		return false, classify("looking at "+doing, err)
 	}
-	if is.Config.AckPolicy != jetstream.AckFlowControlPolicy || is.Config.DeliverSubject != intakeSubject+cfg.Name {
+	if is.Config.AckPolicy != jetstream.AckFlowControlPolicy || is.Config.DeliverSubject != cfg.deliver() {
 		return false, fmt.Errorf("%w: %s is not the one of stream %s that is needed: it has ack policy %v and delivers to %q",
 			ErrExists, doing, cfg.Name, is.Config.AckPolicy, is.Config.DeliverSubject)
 	}
@@ -95,7 +97,7 @@ func sorted(s []string) []string { return slices.Sorted(slices.Values(s)) }
 
 func (c *Conn) putIntakeConsumer(ctx context.Context, cfg IntakeConfig, action string) error {
 	cc := jetstream.ConsumerConfig{
-		Durable: cfg.Consumer, Name: cfg.Consumer, DeliverSubject: intakeSubject + cfg.Name, DeliverPolicy: jetstream.DeliverAllPolicy,
+		Durable: cfg.Consumer, Name: cfg.Consumer, DeliverSubject: cfg.deliver(), DeliverPolicy: jetstream.DeliverAllPolicy,
 		AckPolicy: jetstream.AckFlowControlPolicy, FlowControl: true, IdleHeartbeat: time.Second, MaxAckPending: intakePending,
 		Description: cfg.Description, Metadata: cfg.Metadata,
 	}
@@ -131,10 +133,29 @@ func isStreamGone(err error) bool {
 	return errors.As(err, &api) && api.ErrorCode == codeStreamNotFound
 }
 
-// EnsureIntake looks for the intake and, if create is set, creates it if there is none; [Conn.EnsureIntakeConsumer]
-// comes before. It has limits retention and file storage and keeps all until it is purged. Errors: ErrNotFound,
-// ErrExists if there is another stream of that name, with what differs.
-func (c *Conn) EnsureIntake(ctx context.Context, cfg IntakeConfig, create bool) (info Intake, created bool, err error) {
+func (cfg IntakeConfig) deliver() string { return intakeSubject + cfg.Name + "." + cfg.Consumer }
+
+// EnsureIntake looks for the intake and creates it if there is none; [Conn.EnsureIntakeConsumer] comes before. It has
+// limits retention and file storage and keeps all until it is purged. It returns ErrExists if there is another stream of
+// that name, with what differs.
+func (c *Conn) EnsureIntake(ctx context.Context, cfg IntakeConfig) (info Intake, created bool, err error) {
+	return c.intake(ctx, cfg, true, true)
+}
+
+// FeedIntake makes an intake read with the consumer of cfg if it reads with a former one. It returns ErrNotFound if
+// there is none of that name, and ErrExists as [Conn.EnsureIntake] does.
+func (c *Conn) FeedIntake(ctx context.Context, cfg IntakeConfig) (Intake, error) {
+	info, _, err := c.intake(ctx, cfg, false, true)
+	return info, err
+}
+
+// CheckIntake is [Conn.FeedIntake] without a change: it may read with a former consumer.
+func (c *Conn) CheckIntake(ctx context.Context, cfg IntakeConfig) (Intake, error) {
+	info, _, err := c.intake(ctx, cfg, false, false)
+	return info, err
+}
+
+func (c *Conn) intake(ctx context.Context, cfg IntakeConfig, create, change bool) (info Intake, created bool, err error) {
 	want := intakeStream(cfg)
 	is, err := c.streamInfo(ctx, cfg.Name)
 	if classOf(err) == ErrNotFound && create {
@@ -149,10 +170,31 @@ func (c *Conn) EnsureIntake(ctx context.Context, cfg IntakeConfig, create bool) 
 	if err != nil {
 		return info, false, classify("looking at stream "+cfg.Name, err)
 	}
-	if diff := intakeDiff(is.Config, want); len(diff) > 0 {
+	have := is.Config
+	former := formerSource(have, cfg)
+	if former {
+		have.Sources = want.Sources
+	}
+	if diff := intakeDiff(have, want); len(diff) > 0 {
 		return info, false, fmt.Errorf("%w: stream %s is not the one that takes over what is on %s: %s", ErrExists, cfg.Name, cfg.Origin, strings.Join(diff, "; "))
 	}
+	if former && change {
+		var updated jetstream.StreamInfo
+		if err := c.ask(ctx, "STREAM.UPDATE."+cfg.Name, have, &updated); err != nil {
+			return info, false, classify("changing the consumer that stream "+cfg.Name+" reads with", err)
+		}
+		is = &updated
+	}
 	return intakeInfo(is), created, nil
+}
+
+// formerSource reports that a stream is the intake and reads with another consumer.
+func formerSource(have jetstream.StreamConfig, cfg IntakeConfig) bool {
+	if len(have.Sources) != 1 || have.Sources[0].Name != cfg.Origin || have.Sources[0].Consumer == nil {
+		return false
+	}
+	was := have.Sources[0].Consumer
+	return was.Name != cfg.Consumer && was.DeliverSubject == intakeSubject+cfg.Name+"."+was.Name
 }
 
 func intakeStream(cfg IntakeConfig) jetstream.StreamConfig {
@@ -162,7 +204,7 @@ func intakeStream(cfg IntakeConfig) jetstream.StreamConfig {
 		// No duplicate window, which is the server's default for a stream with sources: two messages of the origin with
 		// one id are two, however fast they come over.
 		Sources: []*jetstream.StreamSource{{
-			Name: cfg.Origin, Consumer: &jetstream.StreamConsumerSource{Name: cfg.Consumer, DeliverSubject: intakeSubject + cfg.Name},
+			Name: cfg.Origin, Consumer: &jetstream.StreamConsumerSource{Name: cfg.Consumer, DeliverSubject: cfg.deliver()},
 		}},
 	}
 }

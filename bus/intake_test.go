@@ -25,7 +25,7 @@ func openIntake(t *testing.T, c *Conn, cfg IntakeConfig) Intake {
 	if _, err := c.EnsureIntakeConsumer(t.Context(), cfg); err != nil {
 		t.Fatal(err)
 	}
-	return must3(t)(c.EnsureIntake(t.Context(), cfg, true))
+	return must3(t)(c.EnsureIntake(t.Context(), cfg))
 }
 
 func must3(t *testing.T) func(in Intake, _ bool, err error) Intake {
@@ -84,7 +84,7 @@ func TestConn_EnsureIntake(t *testing.T) {
 			queue(t, c, retention)
 			feed(t, c, 0, 10)
 			cfg := intakeOf()
-			if _, _, err := c.EnsureIntake(ctx, cfg, false); !errors.Is(err, ErrNotFound) {
+			if _, err := c.CheckIntake(ctx, cfg); !errors.Is(err, ErrNotFound) {
 				t.Fatalf("none yet: %v", err)
 			}
 			for i := range 2 {
@@ -92,7 +92,7 @@ func TestConn_EnsureIntake(t *testing.T) {
 				if err != nil || created != (i == 0) {
 					t.Fatalf("consumer %d: %v %v", i, created, err)
 				}
-				in, created, err := c.EnsureIntake(ctx, cfg, true)
+				in, created, err := c.EnsureIntake(ctx, cfg)
 				if err != nil || created != (i == 0) || in.Retention != "limits" || in.Duplicates != 0 {
 					t.Fatalf("intake %d: %+v %v %v", i, in, created, err)
 				}
@@ -170,7 +170,7 @@ func TestConn_EnsureIntake_differs(t *testing.T) {
 	if _, err := c.CreateStream(ctx, StreamConfig{Name: "Q", Subjects: []string{"q.>"}}); err != nil {
 		t.Fatal(err)
 	}
-	_, _, err := c.EnsureIntake(ctx, intakeOf(), true)
+	_, _, err := c.EnsureIntake(ctx, intakeOf())
 	if !errors.Is(err, ErrExists) || !strings.Contains(err.Error(), "it takes messages on q.>") || !strings.Contains(err.Error(), "its source is not stream S by the consumer natsflow-f") {
 		t.Fatalf("a plain stream: %v", err)
 	}
@@ -193,7 +193,7 @@ func TestConn_EnsureIntake_differs(t *testing.T) {
 		{map[string]any{"discard": "new", "max_msgs": 5}, map[string]any{"discard": "old", "max_msgs": -1}, ""},
 	} {
 		s.Admin().Edit("Q", tc.change)
-		_, created, err := c.EnsureIntake(ctx, intakeOf(), true)
+		_, created, err := c.EnsureIntake(ctx, intakeOf())
 		switch {
 		case tc.want == "" && (err != nil || created):
 			t.Errorf("%v: %v", tc.change, err)
@@ -202,7 +202,7 @@ func TestConn_EnsureIntake_differs(t *testing.T) {
 		}
 		s.Admin().Edit("Q", tc.back)
 	}
-	if _, _, err := c.EnsureIntake(ctx, intakeOf(), true); err != nil {
+	if _, _, err := c.EnsureIntake(ctx, intakeOf()); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -319,6 +319,59 @@ func TestIntake_kill(t *testing.T) {
 			t.Fatalf("%d of %d came", next, n)
 		}
 	}
+	for i := 0; ; i++ {
+		info, _ := c.Stream(ctx, "S")
+		if info.Msgs == 0 && info.Name != "" {
+			break
+		}
+		_ = sleep(ctx, 100*time.Millisecond)
+		if i > 100 {
+			var ci jetstream.ConsumerInfo
+			_ = c.ask(ctx, "CONSUMER.INFO.S.natsflow-f", struct{}{}, &ci)
+			in, _ := c.Intake(ctx, "Q")
+			t.Fatalf("S %d-%d %d\n%+v\n %+v", info.FirstSeq, info.LastSeq, info.Msgs, ci, in)
+		}
+	}
 	awaitMsgs(t, c, "S", 0)
 	awaitMsgs(t, c, "Q", 1)
+}
+
+// The origin is deleted and created again. The intake goes on with the new stream by
+// another consumer, and has all that is in it.
+func TestConn_FeedIntake(t *testing.T) {
+	c := connect(t, testenv.StartServer(t))
+	ctx := limited(t)
+	queue(t, c, "workqueue")
+	cfg := intakeOf()
+	if _, err := c.FeedIntake(ctx, cfg); !errors.Is(err, ErrNotFound) {
+		t.Fatalf("there is none: %v", err)
+	}
+	openIntake(t, c, cfg)
+	feed(t, c, 0, 100)
+	awaitIntake(t, c, "the first ones", func(in Intake) bool { return in.Origin == 100 })
+	if err := c.DeleteStream(ctx, "S"); err != nil {
+		t.Fatal(err)
+	}
+	queue(t, c, "workqueue")
+	feed(t, c, 100, 50)
+	cfg.Consumer = "natsflow-g"
+	if in, err := c.CheckIntake(ctx, cfg); err != nil || in.Consumer != "natsflow-f" {
+		t.Fatalf("only looked at: %+v %v", in, err)
+	}
+	if _, err := c.EnsureIntakeConsumer(ctx, cfg); err != nil {
+		t.Fatal(err)
+	}
+	if in, err := c.FeedIntake(ctx, cfg); err != nil || in.Consumer != "natsflow-g" {
+		t.Fatalf("%+v %v", in, err)
+	}
+	in := awaitIntake(t, c, "the new ones", func(in Intake) bool { return in.LastSeq == 150 && in.Origin == 50 })
+	for seq := range in.LastSeq {
+		if m := must(c.nextMsg(ctx, "Q", ">", seq+1)); string(m.Data) != strconv.FormatUint(seq, 10) {
+			t.Errorf("sequence %d holds %s", seq+1, m.Data)
+		}
+	}
+	awaitMsgs(t, c, "S", 0)
+	if n := must(c.Waiting(ctx, in)); n != 0 {
+		t.Errorf("%d are to come", n)
+	}
 }

@@ -36,9 +36,11 @@ const (
 // with sequences: positions, cuts, gaps, dead letters are of the intake, and never
 // of the origin.
 type intake struct {
-	bus.IntakeConfig
+	name string
 	// created tells the stream from another one of the same name.
 	created time.Time
+	// src is the source as the flow has it.
+	src flow.SourceInfo
 }
 
 // intakeName is the name of the intake of a source. Names of flows have no
@@ -52,9 +54,11 @@ func intakeName(flow, source string) string {
 	return name
 }
 
-func intakeConfig(f *flow.Flow, src flow.SourceInfo, replicas int) bus.IntakeConfig {
+func intakeConfig(f *flow.Flow, src flow.SourceInfo, replicas int, origin bus.StreamInfo) bus.IntakeConfig {
 	return bus.IntakeConfig{
-		Name: intakeName(f.Name(), src.Stream), Origin: src.Stream, Consumer: "natsflow-" + f.Name(), Subjects: src.Subjects, Replicas: replicas,
+		Name: intakeName(f.Name(), src.Stream), Origin: src.Stream, Subjects: src.Subjects, Replicas: replicas,
+		// The time of creation tells a stream from a later one of the same name.
+		Consumer:    fmt.Sprintf("natsflow-%s-%x", f.Name(), origin.Created.UnixMilli()),
 		Description: "what the natsflow flow " + f.Name() + " takes from " + src.Stream,
 		Metadata:    map[string]string{"natsflow": "intake", "natsflow-flow": f.Name()},
 	}
@@ -66,17 +70,17 @@ func intakeConfig(f *flow.Flow, src flow.SourceInfo, replicas int) bus.IntakeCon
 // source. The time of creation is missing if the intake is still to be created.
 func definitionOf(ctx context.Context, conn *bus.Conn, f *flow.Flow, src flow.SourceInfo, origin bus.StreamInfo) (name string, rec control.SourceRecord, err error) {
 	rec = control.SourceRecord{Subjects: src.Subjects, PartitionBy: src.PartitionBy, Created: origin.Created}
-	name = intakeName(f.Name(), src.Stream)
-	is, err := conn.Intake(ctx, name)
+	cfg := intakeConfig(f, src, 0, origin)
+	is, err := conn.CheckIntake(ctx, cfg)
 	switch {
 	case err == nil:
 		rec.Origin, rec.Created = src.Stream, is.Created
-		return name, rec, nil
+		return cfg.Name, rec, nil
 	case !errors.Is(err, bus.ErrNotFound):
-		return "", rec, fmt.Errorf("source %s: %w", src.Stream, err)
+		return "", rec, fmt.Errorf("source %s: %w", src.Stream, adviseIntake(cfg, err))
 	case origin.Retention != "limits":
 		rec.Origin, rec.Created = src.Stream, time.Time{}
-		return name, rec, nil
+		return cfg.Name, rec, nil
 	}
 	return src.Stream, rec, nil
 }
@@ -85,11 +89,15 @@ func definitionOf(ctx context.Context, conn *bus.Conn, f *flow.Flow, src flow.So
 // definition with their times of creation.
 func (w *worker) createIntakes(ctx context.Context, def control.Definition) error {
 	for _, src := range w.flow.Sources() {
-		cfg := intakeConfig(w.flow, src, w.cfg.Replicas)
-		rec, ok := def.Sources[cfg.Name]
+		rec, ok := def.Sources[intakeName(w.flow.Name(), src.Stream)]
 		if !ok || !rec.Created.IsZero() {
 			continue
 		}
+		origin, err := w.conn.Stream(ctx, src.Stream)
+		if err != nil {
+			return fmt.Errorf("source %s: %w", src.Stream, err)
+		}
+		cfg := intakeConfig(w.flow, src, w.cfg.Replicas, origin)
 		first, err := w.firstOfIntake(ctx, def, cfg)
 		if err != nil {
 			return err
@@ -108,18 +116,13 @@ func (w *worker) createIntakes(ctx context.Context, def control.Definition) erro
 // createIntake creates an intake. The consumer comes first: from then on the origin
 // keeps what comes.
 func (w *worker) createIntake(ctx context.Context, cfg bus.IntakeConfig) (bus.Intake, error) {
-	if _, _, err := w.conn.EnsureIntake(ctx, cfg, false); !errors.Is(err, bus.ErrNotFound) {
-		// Somebody was faster, or it is another stream.
-		info, err := w.conn.Intake(ctx, cfg.Name)
-		return info, adviseIntake(cfg, err)
-	}
 	if _, err := w.conn.EnsureIntakeConsumer(ctx, cfg); err != nil {
 		return bus.Intake{}, adviseIntake(cfg, err)
 	}
 	if err := w.cfg.reached(ctx, "intake-consumer", ""); err != nil {
 		return bus.Intake{}, err
 	}
-	info, created, err := w.conn.EnsureIntake(ctx, cfg, true)
+	info, created, err := w.conn.EnsureIntake(ctx, cfg)
 	if err != nil {
 		return info, adviseIntake(cfg, err)
 	}
@@ -211,49 +214,62 @@ func (s *session) openIntakes(ctx context.Context, rec control.Record) error {
 	s.sources = slices.Clone(s.sources)
 	s.intakes = make([]*intake, len(s.sources))
 	for i, src := range s.sources {
-		cfg := intakeConfig(s.flow, src, s.cfg.Replicas)
-		is, ok := rec.Sources[cfg.Name]
+		name := intakeName(s.flow.Name(), src.Stream)
+		is, ok := rec.Sources[name]
 		if !ok {
 			continue
 		}
-		in := &intake{IntakeConfig: cfg, created: is.Created}
-		if err := s.openIntake(ctx, in); err != nil {
+		in := &intake{name: name, created: is.Created, src: src}
+		_, err := s.conn.Stream(ctx, name)
+		if errors.Is(err, bus.ErrNotFound) {
+			return in.deleted(s.flow.Name(), err)
+		}
+		if err == nil {
+			_, err = s.feedIntake(ctx, in)
+		}
+		if errors.Is(err, bus.ErrNotFound) {
+			// What is in the intake is processed all the same.
+			s.log.Warn("the source is not there", "source", src.Stream, "err", err)
+		} else if err != nil {
 			return fmt.Errorf("source %s: %w", src.Stream, err)
 		}
-		s.intakes[i], s.sources[i].Stream = in, cfg.Name
+		s.intakes[i], s.sources[i].Stream = in, name
 	}
 	return nil
 }
 
-func (s *session) openIntake(ctx context.Context, in *intake) error {
-	_, _, err := s.conn.EnsureIntake(ctx, in.IntakeConfig, false)
-	if errors.Is(err, bus.ErrNotFound) {
-		return in.deleted(s.flow.Name(), err)
-	}
+// feedIntake sees to it that the server brings over what is in the source. The
+// consumer is made anew if somebody has deleted it, and so if the source was created
+// anew.
+func (s *session) feedIntake(ctx context.Context, in *intake) (bus.Intake, error) {
+	origin, err := s.conn.Stream(ctx, in.src.Stream)
 	if err != nil {
-		return adviseIntake(in.IntakeConfig, err)
+		return bus.Intake{}, err
 	}
-	return s.ensureIntakeConsumer(ctx, in)
+	cfg := intakeConfig(s.flow, in.src, s.cfg.Replicas, origin)
+	created, err := s.conn.EnsureIntakeConsumer(ctx, cfg)
+	if err != nil {
+		return bus.Intake{}, adviseIntake(cfg, err)
+	}
+	if created {
+		s.log.Warn("the consumer that brings messages over to the flow was gone, alone or with its stream, and was made anew; what was deleted meanwhile is lost",
+			"source", cfg.Origin, "consumer", cfg.Consumer, "stream", cfg.Name)
+	}
+	is, err := s.conn.FeedIntake(ctx, cfg)
+	if err != nil {
+		return is, adviseIntake(cfg, err)
+	}
+	if origin.LastSeq < is.Origin {
+		return is, fmt.Errorf("%w: stream %s ends at sequence %d, and the flow has taken it over up to %d: it was restored from a backup, and the server would drop what comes up to there: restore it under another name and copy what is needed, or delete it and create it anew",
+			ErrSource, cfg.Origin, origin.LastSeq, is.Origin)
+	}
+	return is, nil
 }
 
 // deleted says what it means that the intake is not there.
 func (in *intake) deleted(flow string, err error) error {
 	return fmt.Errorf("%w: the stream %s, through which flow %s reads %s, was deleted: start the worker again, it says what to do: %w",
-		ErrSource, in.Name, flow, in.Origin, err)
-}
-
-// ensureIntakeConsumer makes the consumer anew that somebody has deleted, maybe
-// with the origin.
-func (s *session) ensureIntakeConsumer(ctx context.Context, in *intake) error {
-	created, err := s.conn.EnsureIntakeConsumer(ctx, in.IntakeConfig)
-	if err != nil {
-		return adviseIntake(in.IntakeConfig, err)
-	}
-	if created {
-		s.log.Warn("the consumer that brings messages over to the flow was gone and was made anew; what its stream deleted meanwhile is lost",
-			"source", in.Origin, "consumer", in.Consumer, "stream", in.Name)
-	}
-	return nil
+		ErrSource, in.name, flow, in.src.Stream, err)
 }
 
 // logged returns the position of a source up to which all tasks of the flow have
@@ -308,7 +324,7 @@ func (s *session) trim(ctx context.Context, source int, committed uint64) error 
 	if in == nil {
 		return nil
 	}
-	info, err := s.conn.Stream(ctx, in.Name)
+	info, err := s.conn.Stream(ctx, in.name)
 	if err != nil {
 		return err
 	}
@@ -324,13 +340,13 @@ func (s *session) trim(ctx context.Context, source int, committed uint64) error 
 		s.cancel(err)
 		return err
 	}
-	if err := s.conn.PurgeBefore(ctx, in.Name, end(low)); err != nil {
+	if err := s.conn.PurgeBefore(ctx, in.name, end(low)); err != nil {
 		return err
 	}
 	if err := s.trimMirror(ctx, s.mirrors[source], low); err != nil {
 		return err
 	}
-	s.log.Debug("trimmed", "stream", in.Name, "from", end(low))
+	s.log.Debug("trimmed", "stream", in.name, "from", end(low))
 	if err := s.cfg.reached(ctx, "trimmed", ""); err != nil {
 		s.cancel(err)
 		return err
@@ -373,39 +389,36 @@ func (s *session) overtaken(ctx context.Context, source int, at uint64) error {
 // checkIntake looks after the way of the messages into an intake, and warns when
 // they do not come.
 func (s *session) checkIntake(ctx context.Context, in *intake) {
-	warning := ""
-	defer func() {
-		if was := s.warning(in.Origin); warning != was {
-			if warning != "" {
-				s.log.Warn(warning)
-			} else {
-				s.log.Info("messages come over again", "source", in.Origin, "stream", in.Name)
-			}
-			s.setWarning(in.Origin, warning)
-		}
-	}()
-	if err := s.ensureIntakeConsumer(ctx, in); err != nil && !bus.Retryable(err) {
-		warning = fmt.Sprintf("nothing comes over from stream %s to %s: %v", in.Origin, in.Name, err)
+	origin := in.src.Stream
+	was := s.warning(origin)
+	warning := was
+	is, err := s.feedIntake(ctx, in)
+	switch {
+	case bus.Retryable(err):
 		return
-	}
-	is, err := s.conn.Intake(ctx, in.Name)
-	if err != nil {
-		return // for the reader to deal with
-	}
-	// A full one says so by the size of what waits in the origin.
-	if is.Problem == "" && is.Silent >= 0 && is.Silent < intakeSilence {
-		room, err := s.lookAtLimits(ctx, in.Origin, in.Subjects, is.Origin)
-		if err == nil && (room.ratio < lowHeadroom || room.ratio < enoughHeadroom && s.warning(in.Origin) != "") {
-			warning = room.describe(in.Origin)
+	case err != nil:
+		warning = fmt.Sprintf("nothing comes over from stream %s to %s: %v", origin, in.name, err)
+	case is.Problem != "":
+		warning = fmt.Sprintf("nothing comes over from stream %s to %s: %s", origin, in.name, is.Problem)
+	case is.Silent >= intakeSilence:
+		warning = fmt.Sprintf("stream %s has not heard of stream %s for %v", in.name, origin, is.Silent.Round(time.Second))
+	default:
+		room, err := s.lookAtLimits(ctx, origin, in.src.Subjects, is.Origin)
+		if err != nil {
+			return
 		}
-		return
+		warning = ""
+		if room.ratio < lowHeadroom || room.ratio < enoughHeadroom && was != "" {
+			warning = room.describe(origin)
+		}
 	}
 	switch {
-	case is.Problem != "":
-		warning = fmt.Sprintf("nothing comes over from stream %s to %s: %s", in.Origin, in.Name, is.Problem)
-	case is.Silent >= 0:
-		warning = fmt.Sprintf("stream %s has not heard of stream %s for %v", in.Name, in.Origin, is.Silent.Round(time.Second))
+	case warning != "" && was == "":
+		s.log.Warn("messages of the source do not come over as they should", "source", origin, "stream", in.name, "why", warning)
+	case warning == "" && was != "":
+		s.log.Info("messages of the source come over again", "source", origin, "stream", in.name)
 	}
+	s.setWarning(origin, warning)
 }
 
 // broughtOver is what a drain at the head waits for.
@@ -427,7 +440,7 @@ func (b *broughtOver) arrived(ctx context.Context, s *session) (bool, error) {
 				continue
 			}
 			var err error
-			if b.heads[i], err = s.conn.LastMatching(ctx, in.Origin, in.Subjects); err != nil && !errors.Is(err, bus.ErrNotFound) {
+			if b.heads[i], err = s.conn.LastMatching(ctx, in.src.Stream, in.src.Subjects); err != nil && !errors.Is(err, bus.ErrNotFound) {
 				b.heads = nil
 				return false, err
 			}
@@ -435,12 +448,12 @@ func (b *broughtOver) arrived(ctx context.Context, s *session) (bool, error) {
 	}
 	for i, head := range b.heads {
 		in := s.intakes[i]
-		is, err := s.conn.Intake(ctx, in.Name)
+		is, err := s.conn.Intake(ctx, in.name)
 		if err != nil {
 			return false, err
 		}
 		// What is gone from the origin by now is here, or nobody has it.
-		last, err := s.conn.LastMatching(ctx, in.Origin, in.Subjects)
+		last, err := s.conn.LastMatching(ctx, in.src.Stream, in.src.Subjects)
 		if err != nil && !errors.Is(err, bus.ErrNotFound) {
 			return false, err
 		}
@@ -451,7 +464,7 @@ func (b *broughtOver) arrived(ctx context.Context, s *session) (bool, error) {
 			return false, nil
 		}
 		s.log.Warn("the drain does not wait any longer for what is still in the source; it is processed after the resume",
-			"source", in.Origin, "stream", in.Name, "through", is.Origin, "head", head, "waited", intakeWait)
+			"source", in.src.Stream, "stream", in.name, "through", is.Origin, "head", head, "waited", intakeWait)
 		delete(b.heads, i)
 	}
 	return true, nil

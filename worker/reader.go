@@ -201,6 +201,8 @@ func (r *reader) start() {
 		case r.mirror != nil && errors.Is(err, bus.ErrNotFound):
 			// It is disposable: the next session makes it anew.
 			r.s.cancel(fmt.Errorf("%w: mirror %s of source %s: %w", errAway, r.mirror.name, r.stream, err))
+		case r.s.intakes[r.source] != nil && errors.Is(err, bus.ErrNotFound):
+			r.s.cancel(r.s.intakes[r.source].deleted(r.s.flow.Name(), err))
 		default:
 			r.s.cancel(fmt.Errorf("source %s: %w", r.stream, err))
 		}
