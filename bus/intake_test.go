@@ -319,19 +319,10 @@ func TestIntake_kill(t *testing.T) {
 			t.Fatalf("%d of %d came", next, n)
 		}
 	}
-	for i := 0; ; i++ {
-		info, _ := c.Stream(ctx, "S")
-		if info.Msgs == 0 && info.Name != "" {
-			break
-		}
-		_ = sleep(ctx, 100*time.Millisecond)
-		if i > 100 {
-			var ci jetstream.ConsumerInfo
-			_ = c.ask(ctx, "CONSUMER.INFO.S.natsflow-f", struct{}{}, &ci)
-			in, _ := c.Intake(ctx, "Q")
-			t.Fatalf("S %d-%d %d\n%+v\n %+v", info.FirstSeq, info.LastSeq, info.Msgs, ci, in)
-		}
-	}
+	// The ack floor of the consumer may have passed messages that it had not sent again
+	// after a kill: the server deletes them when it starts the next time.
+	p.Stop()
+	p.Restart()
 	awaitMsgs(t, c, "S", 0)
 	awaitMsgs(t, c, "Q", 1)
 }
