@@ -252,14 +252,16 @@ func (c *Conn) Intake(ctx context.Context, name string) (Intake, error) {
 
 func intakeInfo(is *jetstream.StreamInfo) Intake {
 	in := Intake{StreamInfo: streamInfo(is), Silent: -1}
-	if len(is.Sources) != 1 || is.Sources[0] == nil {
-		in.Problem = "the stream has no source any more"
+	of := is.Config.Sources
+	if len(of) != 1 || of[0].Consumer == nil {
+		in.Problem = "the stream has not the source any more that it was made with"
 		return in
 	}
-	src := is.Sources[0]
-	if of := is.Config.Sources; len(of) == 1 && of[0].Consumer != nil {
-		in.From, in.Consumer = of[0].Name, of[0].Consumer.Name
+	in.From, in.Consumer = of[0].Name, of[0].Consumer.Name
+	if len(is.Sources) != 1 || is.Sources[0] == nil {
+		return in // not started yet
 	}
+	src := is.Sources[0]
 	in.Origin, in.Lag, in.Silent = src.Seq, src.Lag, src.Active
 	if src.Error != nil {
 		in.Problem = src.Error.Error()

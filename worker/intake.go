@@ -41,6 +41,10 @@ type intake struct {
 	created time.Time
 	// src is the source as the flow has it.
 	src flow.SourceInfo
+	// left is the first message of the source that has come over and is still there,
+	// as the last look found it; told that somebody was told.
+	left uint64
+	told bool
 }
 
 // intakeName is the name of the intake of a source. Names of flows have no
@@ -259,11 +263,21 @@ func (s *session) feedIntake(ctx context.Context, in *intake) (bus.Intake, error
 	if err != nil {
 		return is, adviseIntake(cfg, err)
 	}
-	if origin.LastSeq < is.Origin {
-		return is, fmt.Errorf("%w: stream %s ends at sequence %d, and the flow has taken it over up to %d: it was restored from a backup, and the server would drop what comes up to there: restore it under another name and copy what is needed, or delete it and create it anew",
-			ErrSource, cfg.Origin, origin.LastSeq, is.Origin)
+	return is, s.notRestored(ctx, in, origin, is.Origin)
+}
+
+// notRestored refuses an origin that ends before what has come over from it.
+func (s *session) notRestored(ctx context.Context, in *intake, origin bus.StreamInfo, over uint64) error {
+	if origin.LastSeq >= over {
+		return nil
 	}
-	return is, nil
+	// More may have come meanwhile.
+	now, err := s.conn.Stream(ctx, origin.Name)
+	if err != nil || now.LastSeq >= over || !now.Created.Equal(origin.Created) {
+		return err
+	}
+	return fmt.Errorf("%w: stream %s ends at sequence %d, and %s has it up to %d: it was restored from a backup, and what comes to it up to there would be lost: delete it and create it anew, and publish again what the backup held and is needed",
+		ErrSource, origin.Name, now.LastSeq, in.name, over)
 }
 
 // deleted says what it means that the intake is not there.
@@ -407,6 +421,7 @@ func (s *session) checkIntake(ctx context.Context, in *intake) {
 		if err != nil {
 			return
 		}
+		s.lookForLeft(ctx, in, is)
 		warning = ""
 		if room.ratio < lowHeadroom || room.ratio < enoughHeadroom && was != "" {
 			warning = room.describe(origin)
@@ -419,6 +434,28 @@ func (s *session) checkIntake(ctx context.Context, in *intake) {
 		s.log.Info("messages of the source come over again", "source", origin, "stream", in.name)
 	}
 	s.setWarning(origin, warning)
+}
+
+// lookForLeft tells once of messages that stay in a work queue though they have come
+// over. The acks of the server may pass some after a crash, which it then does not send
+// again, and does not delete.
+func (s *session) lookForLeft(ctx context.Context, in *intake, is bus.Intake) {
+	first, _, err := s.conn.FirstFrom(ctx, in.src.Stream, in.src.Subjects, 1)
+	if err != nil || first > is.Origin {
+		in.left, in.told = 0, false
+		return
+	}
+	stays := first == in.left
+	in.left = first
+	if !stays || in.told {
+		return
+	}
+	if info, err := s.conn.Stream(ctx, in.src.Stream); err != nil || info.Retention != "workqueue" {
+		return // others may want them
+	}
+	in.told = true
+	s.log.Warn("messages that the flow has are still in the source, since a server crashed; they are not processed again, and may be purged",
+		"source", in.src.Stream, "from", first, "through", is.Origin)
 }
 
 // broughtOver is what a drain at the head waits for.

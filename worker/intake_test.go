@@ -290,6 +290,27 @@ func TestIntake_trimsOnlyWhatAllHave(t *testing.T) {
 	})
 }
 
+// The partitioned mirror of an intake is trimmed with it.
+func TestIntake_partitioned(t *testing.T) {
+	retentions(t, func(t *testing.T, l *lab) {
+		team := l.team(countFlow{partitionBy: byKey}.build(t), 2, Config{trimEvery: time.Second})
+		l.more(500)
+		l.awaitResults(team[0], 500)
+		l.holds(ownIN, 1)
+		l.holds(l.mirrored(), 1)
+		l.more(100)
+		l.send("control.drain.count", `{"at":"head"}`)
+		for _, p := range team {
+			if err := p.wait(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		l.judge("OUT")
+		l.judgeIntake()
+		l.holds(l.mirrored(), 1)
+	})
+}
+
 // A head is that of the source: what is in it comes over first.
 func TestIntake_head(t *testing.T) {
 	retentions(t, func(t *testing.T, l *lab) {
@@ -602,4 +623,38 @@ func TestRun_manyWorkersQueue(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Messages that have come over and stay in a work queue are told of once, with the
+// sequences.
+func TestIntake_left(t *testing.T) {
+	bubble(t, func(t *testing.T, l *lab) {
+		logged := l.logTo()
+		s := &session{conn: l.conn, log: l.log}
+		look := func(in *intake, over uint64) int {
+			s.lookForLeft(l.ctx, in, bus.Intake{Origin: over})
+			return logged.count("are still in the source")
+		}
+		for _, tc := range []struct {
+			retention string
+			told      int
+		}{{"limits", 0}, {"workqueue", 1}} {
+			l.queued(tc.retention)
+			l.more(10)
+			in := &intake{src: flow.SourceInfo{Stream: "IN"}}
+			for i, want := range []int{0, tc.told, tc.told} {
+				if n := look(in, 7); n != want {
+					t.Errorf("%s: told of %d times at look %d, want %d", tc.retention, n, i+1, want)
+				}
+			}
+		}
+		if logged.count("from=1 through=7") != 1 {
+			t.Error("the sequences are not told")
+		}
+		in := &intake{src: flow.SourceInfo{Stream: "IN"}, left: 1, told: true}
+		l.srv.Admin().Purge("IN", 8)
+		if look(in, 7); in.told || in.left != 0 {
+			t.Errorf("they were purged: %+v", in)
+		}
+	})
 }
