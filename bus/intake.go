@@ -65,9 +65,9 @@ func (c *Conn) EnsureIntakeConsumer(ctx context.Context, cfg IntakeConfig) (crea
 	doing := fmt.Sprintf("consumer %s of stream %s", cfg.Consumer, cfg.Origin)
 	var is jetstream.ConsumerInfo
 	err = c.ask(ctx, "CONSUMER.INFO."+cfg.Origin+"."+cfg.Consumer, struct{}{}, &is)
-	if classOf(err) == ErrNotFound && !isStreamGone(err) {
+	if errors.Is(classOf(err), ErrNotFound) && !isStreamGone(err) {
 		err = c.putIntakeConsumer(ctx, cfg, "create")
-		if classOf(err) != ErrExists {
+		if !errors.Is(classOf(err), ErrExists) {
 			return err == nil, intakeError("creating "+doing, err)
 		}
 		// Somebody was faster; what they have created counts.
@@ -158,7 +158,7 @@ func (c *Conn) CheckIntake(ctx context.Context, cfg IntakeConfig) (Intake, error
 func (c *Conn) intake(ctx context.Context, cfg IntakeConfig, create, change bool) (info Intake, created bool, err error) {
 	want := intakeStream(cfg)
 	is, err := c.streamInfo(ctx, cfg.Name)
-	if classOf(err) == ErrNotFound && create {
+	if errors.Is(classOf(err), ErrNotFound) && create {
 		_, err = c.createStream(ctx, want)
 		if err != nil && !isClass(err, ErrExists) {
 			return info, false, err

@@ -241,11 +241,11 @@ func TestConn_EnsureIntake_headers(t *testing.T) {
 	}
 	put(hdrMsgID, "one")
 	openIntake(t, c, intakeOf())
-	in := awaitIntake(t, c, "all five", func(in Intake) bool { return in.LastSeq == 5 && in.Origin == 5 })
+	awaitIntake(t, c, "all five", func(in Intake) bool { return in.LastSeq == 5 && in.Origin == 5 })
 	put(hdrRollup, "sub")
 	awaitIntake(t, c, "a rollup", func(in Intake) bool { return in.LastSeq == 6 })
 	put(hdrRollup, "all")
-	in = awaitIntake(t, c, "another rollup", func(in Intake) bool { return in.LastSeq == 7 })
+	in := awaitIntake(t, c, "another rollup", func(in Intake) bool { return in.LastSeq == 7 })
 	if in.Msgs != 7 || in.Problem != "" {
 		t.Errorf("%+v", in)
 	}

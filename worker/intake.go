@@ -304,8 +304,9 @@ func (s *session) logged(ctx context.Context, source int) (uint64, error) {
 	return low, nil
 }
 
-// trims trims the intakes now and then, if this worker has the first task of the
-// flow. It would do no harm if several did, or one that has lost its tasks.
+// trims removes from the intakes, now and then, what is processed, if this worker
+// has the first task of the flow. It would do no harm if several did, or one that has
+// lost its tasks.
 func (s *session) trims(ctx context.Context) {
 	t := time.NewTicker(s.cfg.trimEvery)
 	defer t.Stop()
@@ -405,7 +406,7 @@ func (s *session) overtaken(ctx context.Context, source int, at uint64) error {
 func (s *session) checkIntake(ctx context.Context, in *intake) {
 	origin := in.src.Stream
 	was := s.warning(origin)
-	warning := was
+	var warning string
 	is, err := s.feedIntake(ctx, in)
 	switch {
 	case bus.Retryable(err):
@@ -422,7 +423,6 @@ func (s *session) checkIntake(ctx context.Context, in *intake) {
 			return
 		}
 		s.lookForLeft(ctx, in, is)
-		warning = ""
 		if room.ratio < lowHeadroom || room.ratio < enoughHeadroom && was != "" {
 			warning = room.describe(origin)
 		}
