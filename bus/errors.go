@@ -24,6 +24,8 @@ var (
 	ErrNotFound = errors.New("not found")
 	// ErrExists: a key that is there, or a stream with other settings.
 	ErrExists = errors.New("already exists")
+	// ErrTaken: another consumer of a work queue takes the same messages.
+	ErrTaken = errors.New("taken by another consumer")
 	// ErrNoSpace: a limit of the stream, bucket, account or disk is reached; the write was not made.
 	ErrNoSpace = errors.New("no space")
 	// ErrTooLarge: larger than the server or the stream takes as one message.
@@ -63,6 +65,8 @@ const (
 	codeNotEnabled          = 10076
 	codeStoreFailed         = 10077
 	codeHeaderTooLarge      = 10097
+	codeQueueUnfiltered     = 10099
+	codeQueueNotUnique      = 10100
 	codeMaxBytesExceeded    = 10122
 	codeConsumerExists2     = 10148
 	codeDuplicateInProcess  = 10158

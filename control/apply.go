@@ -118,6 +118,9 @@ func (r *Record) knowsSources(cut map[string]uint64) error {
 	known := slices.Sorted(maps.Keys(r.Sources))
 	for _, source := range slices.Sorted(maps.Keys(cut)) {
 		if !slices.Contains(known, source) {
+			if own, ok := r.through(source); ok {
+				return fmt.Errorf("flow %s reads %q through its own stream %q, and the sequences of that one count", r.Flow, source, own)
+			}
 			hint := didYouMean(source, known)
 			if hint == "" {
 				hint = " (its sources: " + quoted(known) + ")"
@@ -126,6 +129,16 @@ func (r *Record) knowsSources(cut map[string]uint64) error {
 		}
 	}
 	return nil
+}
+
+// through returns the stream of the flow's own through which it reads a stream.
+func (r *Record) through(origin string) (own string, ok bool) {
+	for name, src := range r.Sources {
+		if src.Origin == origin {
+			return name, true
+		}
+	}
+	return "", false
 }
 
 // WithError is the record with another last error.

@@ -157,6 +157,9 @@ func (r Record) Fits(def Definition) error {
 	if err := r.untaken(c, def); err != nil {
 		return err
 	}
+	if err := r.sameWay(def); err != nil {
+		return err
+	}
 	if len(c.LeftOver) > 0 && !def.AcceptChanges {
 		return fmt.Errorf("%w: flow %s has state of %s, which the definition does not have (it was %s and is now %s): put it back, give it its former id if it was renamed, or drain the flow and start it with --resume --accept-changes to go on without that state",
 			ErrDefinition, r.Flow, stepList(c.LeftOver), short(r.Hash), short(def.Hash))
@@ -166,6 +169,24 @@ func (r Record) Fits(def Definition) error {
 		old, _ := r.source(name)
 		return fmt.Errorf("%w: %s was created %s when flow %s began to read it, and is now one created %s",
 			ErrSourceRecreated, name, old.Created.UTC().Format(time.RFC3339), r.Flow, def.Sources[name].Created.UTC().Format(time.RFC3339))
+	}
+	return nil
+}
+
+// sameWay refuses a source that was read as it is and is now to be read through a
+// stream of the flow's own, or the other way round: the positions in the one say
+// nothing in the other.
+func (r Record) sameWay(def Definition) error {
+	for _, name := range slices.Sorted(maps.Keys(def.Sources)) {
+		origin := def.Sources[name].Origin
+		if old, ok := r.Sources[origin]; ok && old.Origin == "" {
+			return fmt.Errorf("%w: stream %s had limits retention when flow %s began to read it, and has not now: what was processed would be processed again from stream %s: give %s limits retention again, or give the flow another name to start afresh",
+				ErrDefinition, origin, r.Flow, name, origin)
+		}
+		if own, ok := r.through(name); ok && origin == "" {
+			return fmt.Errorf("%w: flow %s reads %s through the stream %s, which was deleted, and with it all that was not processed: give the flow another name to start afresh",
+				ErrDefinition, r.Flow, name, own)
+		}
 	}
 	return nil
 }

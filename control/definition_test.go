@@ -283,3 +283,35 @@ func TestControl_acceptChangesAgainstResume(t *testing.T) {
 		})
 	})
 }
+
+// A source that is read as it is, and one that is read through a stream of the flow's
+// own, do not become each other.
+func TestRecord_Fits_sameWay(t *testing.T) {
+	plain := map[string]SourceRecord{"A": {Created: scriptTime(0)}}
+	own := map[string]SourceRecord{"OWN_A": {Created: scriptTime(1), Origin: "A"}}
+	both := map[string]SourceRecord{"OWN_A": {Created: scriptTime(1), Origin: "A"}, "B": {Created: scriptTime(0)}}
+	for _, tc := range []struct {
+		name     string
+		was, def map[string]SourceRecord
+		want     string
+	}{
+		{"as it is", plain, plain, ""},
+		{"own", own, own, ""},
+		{"own, and another", own, both, ""},
+		{"own, new", map[string]SourceRecord{"B": {Created: scriptTime(0)}}, both, ""},
+		{"got another retention", plain, own, "stream A had limits retention when flow f began to read it"},
+		{"own is gone", own, plain, "flow f reads A through the stream OWN_A, which was deleted"},
+	} {
+		err := Record{Flow: "f", Partitions: 1, Sources: tc.was}.Fits(Definition{Partitions: 1, Sources: tc.def})
+		if (tc.want == "") != (err == nil) || err != nil && (!errors.Is(err, ErrDefinition) || !strings.Contains(err.Error(), tc.want)) {
+			t.Errorf("%s: %v", tc.name, err)
+		}
+	}
+	rec := Record{Flow: "f", Sources: own}
+	if err := rec.knowsSources(map[string]uint64{"A": 1}); err == nil || !strings.Contains(err.Error(), `reads "A" through its own stream "OWN_A"`) {
+		t.Errorf("a cut of the source: %v", err)
+	}
+	if err := rec.knowsSources(map[string]uint64{"OWN_A": 1}); err != nil {
+		t.Error(err)
+	}
+}

@@ -110,6 +110,9 @@ type SourceRecord struct {
 	Subjects []string  `json:"subjects,omitempty"`
 	// PartitionBy are the tokens of the subject by which the server sorts it.
 	PartitionBy []int `json:"partition_by,omitempty"`
+	// Origin is the stream that the flow was told to read, if this one is a stream of
+	// the flow's own that takes over what is there.
+	Origin string `json:"origin,omitempty"`
 }
 
 // ControlRef names the control stream of a flow.

@@ -271,6 +271,10 @@ func (f *Flow) Router(source int) *Router {
 	return r
 }
 
+// ReadFrom gives the records another stream than the one of the source: that which
+// their sequences are of.
+func (r *Router) ReadFrom(stream string) { r.meta.Stream = stream }
+
 // Seen tells the router that the task of a partition has applied every record up
 // to seq, so that these are dropped when they are read again.
 func (r *Router) Seen(partition int, seq uint64) { r.seen[partition] = seq }

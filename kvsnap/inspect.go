@@ -68,6 +68,24 @@ type SectionInfo struct {
 	Set    string
 }
 
+// Head returns what the log of a task says last, from the last entry alone. A later
+// call never returns lower positions. It returns bus.ErrNotFound if the task has no
+// log.
+func (s *Store) Head(ctx context.Context, t TaskID) (Head, error) {
+	if s.err != nil {
+		return Head{}, s.err
+	}
+	item, err := s.bucket.Last(ctx, t.logFilter())
+	if err != nil {
+		return Head{}, fmt.Errorf("read the head of task %s: %w", t, err)
+	}
+	e, err := s.decodeItem(item)
+	if err != nil {
+		return Head{}, fmt.Errorf("read the head of task %s: %w", t, err)
+	}
+	return e.Head, nil
+}
+
 // Entries lists the entries of one task, ascending. It returns bus.ErrNotFound
 // if the task has no log. A damaged entry is listed with its Problem.
 func (s *Store) Entries(ctx context.Context, t TaskID) ([]EntryInfo, error) {

@@ -2,6 +2,7 @@ package kvsnap
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -264,5 +265,19 @@ func TestTaskScans_replaced(t *testing.T) {
 	scan := scans.of(testTask)
 	if scan.info.Entries != 2 || scan.info.Bytes != 40 || scan.last().Seq != 3 {
 		t.Errorf("%+v", scan)
+	}
+}
+
+// Head tells what the last entry does.
+func TestStore_Head(t *testing.T) {
+	s, b, ids := largeLogs(t)
+	for _, id := range ids {
+		head, err := s.Head(t.Context(), id)
+		if diff := cmp.Diff(naiveTask(t, b, id).Head, head); err != nil || diff != "" {
+			t.Errorf("task %v: %v %s", id, err, diff)
+		}
+	}
+	if _, err := s.Head(t.Context(), TaskID{Partition: 4000}); !errors.Is(err, bus.ErrNotFound) {
+		t.Errorf("a task without a log: %v", err)
 	}
 }

@@ -233,6 +233,9 @@ func (c *conductor) drop(names []string) error {
 // end tells the lanes to commit and release tasks. The readers stand.
 func (c *conductor) end(names []string, epoch uint64, positions []uint64) error {
 	tasks := make([]*task, 0, len(names))
+	if slices.Contains(names, c.w.taskNames[0]) {
+		c.s.trimmer.Store(false)
+	}
 	for _, name := range names {
 		t := c.held[name]
 		c.ending[name] = t
@@ -399,6 +402,9 @@ func (c *conductor) adopt(o opened) error {
 			return err
 		}
 		positions[i] = at
+	}
+	if slices.Contains(o.names, c.w.taskNames[0]) {
+		c.s.trimmer.Store(true)
 	}
 	for k, name := range o.names {
 		t := o.tasks[k]

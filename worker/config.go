@@ -77,6 +77,8 @@ type Config struct {
 	// idleCommit is how long a task waits until it records a position that moved
 	// without a change of state.
 	idleCommit time.Duration
+	// trimEvery is how often the intakes are trimmed.
+	trimEvery time.Duration
 }
 
 func (c Config) withDefaults(partitions int) Config {
@@ -107,6 +109,9 @@ func (c Config) withDefaults(partitions int) Config {
 	}
 	if c.Registerer == nil {
 		c.Registerer = prometheus.NewRegistry()
+	}
+	if c.trimEvery == 0 {
+		c.trimEvery = 10 * time.Second
 	}
 	if c.idleCommit == 0 {
 		c.idleCommit = 5 * time.Second

@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"time"
@@ -13,6 +14,9 @@ import (
 // is tried again.
 const drainRetry = 200 * time.Millisecond
 
+// trimTimeout bounds what the end of a drain spends on trimming.
+const trimTimeout = 2 * time.Second
+
 // drain is where a session is in a drain.
 type drain struct {
 	// epoch of the drain that was begun, 0 if none was, and its cut when that is
@@ -24,6 +28,8 @@ type drain struct {
 	undecided bool
 	// told: the others can see where the readers stand, for all tasks here.
 	told bool
+	// over is what a drain at the head waits for.
+	over broughtOver
 	// retryAt is when to look again, wait the time to the look after that.
 	retryAt time.Time
 	wait    time.Duration
@@ -157,6 +163,12 @@ func (c *conductor) fixCut(rec control.Record) error {
 	if !ok {
 		c.drain.again(waitDrain, 10*waitDrain)
 		return nil
+	}
+	if rec.Drain.Command.At.Kind == control.AtHead {
+		if ok, err := c.drain.over.arrived(c.s.ctx, c.s); err != nil || !ok {
+			c.drain.again(waitDrain, 4*waitDrain)
+			return err
+		}
 	}
 	cut, err := c.choose(rec.Drain.Command.At, reached)
 	if err != nil {
@@ -305,6 +317,7 @@ func (c *conductor) finish(rec control.Record) error {
 	if err != nil {
 		return err
 	}
+	c.trimLast(rec.Drain.Cut)
 	next, err := c.s.ctl.Drained(c.s.ctx, rec.Epoch, report)
 	if errors.Is(err, control.ErrNotDraining) {
 		// It was cancelled in the last moment.
@@ -319,6 +332,17 @@ func (c *conductor) finish(rec control.Record) error {
 	c.w.records.put(next)
 	c.s.wake()
 	return nil
+}
+
+// trimLast trims what the drain has left. If it fails, whoever resumes does it.
+func (c *conductor) trimLast(cut map[string]uint64) {
+	ctx, cancel := context.WithTimeout(c.s.ctx, trimTimeout)
+	defer cancel()
+	for i, src := range c.s.sources {
+		if err := c.s.trim(ctx, i, cut[src.Stream]); err != nil {
+			c.s.log.Debug("an intake was not trimmed at the end", "stream", src.Stream, "err", err)
+		}
+	}
 }
 
 // report says what a drain did, from what the tasks left.
@@ -343,7 +367,12 @@ func (c *conductor) report(rec control.Record, tasks map[string]control.TaskReco
 	if rec.Report != nil {
 		former = rec.Report.Cut
 	}
-	for _, src := range c.s.sources {
+	for i, src := range c.s.sources {
+		if c.s.intakes[i] != nil {
+			// It is trimmed, and everything that was in it was for the flow.
+			report.Records[src.Stream] = report.Cut[src.Stream] - min(former[src.Stream], report.Cut[src.Stream])
+			continue
+		}
 		n, err := c.s.conn.Count(c.s.ctx, src.Stream, src.Subjects, former[src.Stream]+1, report.Cut[src.Stream])
 		if err != nil {
 			return report, fmt.Errorf("count the records of the drain: %w", err)

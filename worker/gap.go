@@ -144,6 +144,9 @@ func (r *reader) checkGap(ctx context.Context, seq uint64) error {
 	if !errors.Is(err, ErrGap) {
 		return err
 	}
+	if err := r.s.overtaken(ctx, r.source, before); err != nil {
+		return err
+	}
 	if !r.haltAt(before) {
 		return nil // beyond the limit of the reader, and so of no interest
 	}

@@ -108,8 +108,11 @@ func (s *session) watchLimits(ctx context.Context) {
 			return
 		case <-t.C:
 		}
-		for i := range s.readers {
+		for i, in := range s.intakes {
 			s.checkLimits(ctx, i)
+			if in != nil {
+				s.checkIntake(ctx, in)
+			}
 		}
 	}
 }

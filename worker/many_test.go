@@ -23,7 +23,7 @@ import (
 // Then the flow is resumed, and drained at its head.
 func TestRun_manyWorkers(t *testing.T) {
 	runHistories(t, sinkKinds, 4, 70, func(t *testing.T, srv *testenv.Server, kind sinkKind, seed uint64) {
-		manyHistory(t, srv, kind, seed, nil)
+		manyHistory(t, srv, kind, seed, manySource{})
 	})
 }
 
@@ -41,15 +41,28 @@ type crew struct {
 	// a fence is not protected from that beyond its duplicate window; in a network,
 	// TCP_USER_TIMEOUT sees to it.
 	lossy bool
+	// source is the stream that the sequences are of.
+	source string
 }
 
-func manyHistory(t *testing.T, srv *testenv.Server, kind sinkKind, seed uint64, partitionBy []int) {
+// manySource is the source of a history.
+type manySource struct {
+	partitionBy []int
+	// retention is limits if it is empty.
+	retention string
+}
+
+func manyHistory(t *testing.T, srv *testenv.Server, kind sinkKind, seed uint64, src manySource) {
 	rng := rand.New(rand.NewPCG(seed, 11))
 	l := newLab(t, srv)
 	kind.make(l)
-	w := &crew{lab: l, rng: rng, lossy: kind.forgets, f: countFlow{partitionBy: partitionBy, options: flow.Options{Partitions: 8, CommitInterval: 20 * time.Millisecond}}.build(t)}
+	w := &crew{lab: l, rng: rng, lossy: kind.forgets, source: "IN", f: countFlow{partitionBy: src.partitionBy, options: flow.Options{Partitions: 8, CommitInterval: 20 * time.Millisecond}}.build(t)}
+	if src.retention != "" {
+		l.queued(src.retention)
+		w.source = ownIN
+	}
 	// The flow is there: a drain that comes before it does not count.
-	first := w.start(w.f, Config{Name: "first", LeaseTTL: 2 * time.Second}, nil)
+	first := w.start(w.f, Config{Name: "first", LeaseTTL: 2 * time.Second, trimEvery: manyTrim}, nil)
 	w.alive, w.all = []*process{first}, []*process{first}
 	l.awaitPhase(first, "running")
 	for range 6 + rng.IntN(10) {
@@ -61,7 +74,7 @@ func manyHistory(t *testing.T, srv *testenv.Server, kind sinkKind, seed uint64, 
 		// A time or a sequence that a worker had read beyond before it knew.
 		rec, _ = w.untilDrained(w.send("control.drain.count", ""))
 	}
-	cut := rec.Report.Cut["IN"]
+	cut := rec.Report.Cut[w.source]
 	if cut < reach && !refused {
 		t.Fatalf("drained at %d, asked for %s, which is at least %d", cut, at, reach)
 	}
@@ -84,10 +97,16 @@ func manyHistory(t *testing.T, srv *testenv.Server, kind sinkKind, seed uint64, 
 	w.untilDrained(w.send("control.drain.count", `{"at":"head"}`))
 	w.release()
 	w.end()
-	w.judgeThrough("OUT", w.record().Report.Cut["IN"])
+	w.judgeThrough("OUT", w.record().Report.Cut[w.source])
 	w.drain(w.f, Config{Name: "last", Resume: true})
 	w.judge("OUT")
+	if src.retention != "" {
+		w.judgeIntake()
+	}
 }
+
+// manyTrim is how often intakes are trimmed in histories: often.
+const manyTrim = 150 * time.Millisecond
 
 // join starts a worker; sometimes under the name of one that was there before.
 func (w *crew) join(cfg Config) {
@@ -96,7 +115,7 @@ func (w *crew) join(cfg Config) {
 		cfg.Name = fmt.Sprintf("w%d", w.rng.IntN(w.started))
 	}
 	w.started++
-	cfg.LeaseTTL = 2 * time.Second
+	cfg.LeaseTTL, cfg.trimEvery = 2*time.Second, manyTrim
 	c := &crasher{}
 	if w.rng.IntN(3) == 0 {
 		c.point, c.left = manyPoints[w.rng.IntN(len(manyPoints))], 1+w.rng.IntN(30)
@@ -123,7 +142,7 @@ func (w *crew) slow(next probe) probe {
 }
 
 // manyPoints are the places where a worker may die here.
-var manyPoints = append(slices.Clone(points), "acquired", "adopted", "handed-over", "stop-told")
+var manyPoints = append(slices.Clone(points), "acquired", "adopted", "handed-over", "stop-told", "trim", "trimmed")
 
 // event lets something happen.
 func (w *crew) event() {
@@ -190,11 +209,14 @@ func (w *crew) randomCut() (at string, reach uint64) {
 	case 2:
 		// Records that are still to come.
 		w.feed(w.rng, 1+w.rng.IntN(50), 8)
-		return fmt.Sprintf(`{"seq":{"IN":%d}}`, w.seq), w.seq
+		return fmt.Sprintf(`{"seq":{"%s":%d}}`, w.source, w.seq), w.seq
 	}
 	b, err := json.Marshal(time.Now().Add(time.Duration(w.rng.IntN(3000)) * time.Millisecond).UTC())
 	if err != nil {
 		w.tb.Fatal(err)
+	}
+	if w.source != "IN" {
+		return fmt.Sprintf(`{"time":%s}`, b), 0 // what was fed before may have come over later
 	}
 	return fmt.Sprintf(`{"time":%s}`, b), w.seq
 }

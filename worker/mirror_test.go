@@ -21,7 +21,7 @@ var byKey = []int{2}
 // server partitions.
 func TestRun_manyWorkersPartitioned(t *testing.T) {
 	runHistories(t, sinkKinds[:1], 5, 40, func(t *testing.T, srv *testenv.Server, kind sinkKind, seed uint64) {
-		manyHistory(t, srv, kind, seed, byKey)
+		manyHistory(t, srv, kind, seed, manySource{partitionBy: byKey})
 	})
 }
 

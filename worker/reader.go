@@ -98,6 +98,7 @@ func newReader(s *session, source int) *reader {
 		mirror: s.mirrors[source], owned: make([]bool, s.flow.Options().Partitions),
 		out: make([][]*flow.Batch, len(s.lanes)), limit: math.MaxUint64, until: math.MaxInt64, limited: make(chan struct{}),
 	}
+	r.router.ReadFrom(r.stream)
 	for p := range s.flow.Options().Partitions {
 		r.disown(p)
 	}
@@ -135,6 +136,11 @@ func (r *reader) seek(ctx context.Context, through uint64) error {
 		return fmt.Errorf("source %s: %w", r.stream, err)
 	}
 	from, gap, err := checkSource(info, through, r.s.cfg.AcceptGap)
+	if errors.Is(err, ErrGap) || gap > 0 {
+		if err := r.s.overtaken(ctx, r.source, through); err != nil {
+			return err
+		}
+	}
 	if err != nil {
 		return err
 	}
@@ -224,6 +230,8 @@ func (r *reader) start() {
 		case r.mirror != nil && errors.Is(err, bus.ErrNotFound):
 			// It is disposable: the next session makes it anew.
 			r.s.cancel(fmt.Errorf("%w: mirror %s of source %s: %w", errAway, r.mirror.name, r.stream, err))
+		case r.s.intakes[r.source] != nil && errors.Is(err, bus.ErrNotFound):
+			r.s.cancel(r.s.intakes[r.source].deleted(r.s.flow.Name(), err))
 		default:
 			r.s.cancel(fmt.Errorf("source %s: %w", r.stream, err))
 		}
@@ -466,6 +474,11 @@ func (r *reader) watchStream(ctx context.Context, cancel context.CancelCauseFunc
 			cancel(fmt.Errorf("%w: stream %s was created anew while the flow was reading it", ErrSource, r.stream))
 			return
 		}
+		if err == nil && info.Retention != "limits" {
+			_, _, err := checkSource(info, 0, true)
+			cancel(err)
+			return
+		}
 		if at, _ := r.position(); err == nil && info.LastSeq > at {
 			if through, err := r.caughtUp(ctx); err == nil {
 				r.advance(through)
@@ -568,7 +581,7 @@ func (r *reader) position() (read, count uint64) {
 func checkSource(info bus.StreamInfo, lowest uint64, acceptGap bool) (from, gap uint64, err error) {
 	switch {
 	case info.Retention != "limits":
-		return 0, 0, fmt.Errorf("%w: stream %s has %s retention, which deletes messages when a consumer acks or goes away: a flow reads streams with limits retention; let one source it: nats stream add NAME --source %s",
+		return 0, 0, fmt.Errorf("%w: stream %s had limits retention when the flow began to read it, and has %s retention now, which deletes messages when a consumer acks or goes away: give it limits retention again (nats stream edit %s --retention limits), or give the flow another name to start afresh",
 			ErrSource, info.Name, info.Retention, info.Name)
 	case lowest > info.LastSeq:
 		return 0, 0, fmt.Errorf("%w: the flow has processed stream %s up to sequence %d, but the stream ends at %d: it was purged, restored or created anew",

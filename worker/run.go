@@ -192,6 +192,9 @@ func (w *worker) prepare(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("open control: %w", err)
 	}
+	if err := w.createIntakes(ctx, def); err != nil {
+		return err
+	}
 	if _, err := w.ctl.Define(ctx, def); err != nil {
 		return err
 	}
@@ -226,9 +229,10 @@ func pause(ctx context.Context, d time.Duration) error {
 }
 
 // Definition is what the flow record must know of a flow, after a look at its
-// sources. Errors: [ErrSource], for a source that is not there or cannot be one;
-// the definition is then complete except for the time of creation of that stream
-// and of those behind it.
+// sources. A source that is read through a stream of the flow's own is there under
+// the name of that one; if it is still to be made, without a time of creation. Errors:
+// [ErrSource], for a source that is not there or cannot be one; the definition is then
+// complete except for the time of creation of that stream and of those behind it.
 func Definition(ctx context.Context, conn *bus.Conn, f *flow.Flow) (control.Definition, error) {
 	def := control.Definition{Partitions: f.Options().Partitions, Hash: f.Hash(), Sources: map[string]control.SourceRecord{}}
 	for _, s := range f.Steps() {
@@ -248,16 +252,21 @@ func Definition(ctx context.Context, conn *bus.Conn, f *flow.Flow) (control.Defi
 		if err != nil {
 			return def, fmt.Errorf("source %s: %w", src.Stream, err)
 		}
-		// Only the retention matters here; the positions are looked at later.
-		if _, _, err := checkSource(info, 0, true); err != nil {
+		name, rec, err := definitionOf(ctx, conn, f, src, info)
+		if err != nil {
 			return def, err
 		}
-		if err := checkMirrored(src, info); err != nil {
-			return def, err
+		if rec.Origin == "" {
+			// Only the retention matters here; the positions are looked at later.
+			if _, _, err := checkSource(info, 0, true); err != nil {
+				return def, err
+			}
+			if err := checkMirrored(src, info); err != nil {
+				return def, err
+			}
 		}
-		rec := def.Sources[src.Stream]
-		rec.Created = info.Created
-		def.Sources[src.Stream] = rec
+		delete(def.Sources, src.Stream)
+		def.Sources[name] = rec
 	}
 	return def, nil
 }
@@ -552,7 +561,7 @@ func (w *worker) session(ctx, term context.Context, member *control.Member, rec 
 	}()
 	// A stop while the sinks are opened has nothing to wait for.
 	opened := context.AfterFunc(ctx, func() { s.cancel(errLeft) })
-	err = s.open(member.Trusted)
+	err = s.open(rec, member.Trusted)
 	if !opened() {
 		return nil
 	}
@@ -563,6 +572,7 @@ func (w *worker) session(ctx, term context.Context, member *control.Member, rec 
 	defer context.AfterFunc(ctx, s.letGo)()
 	w.status.session(s)
 	s.wg.Go(func() { s.watchLimits(s.ctx) })
+	s.wg.Go(func() { s.trims(s.ctx) })
 	if cut := cutOf(rec); cut != nil {
 		s.log.Info("finishing a drain that was under way", "epoch", rec.Epoch, "cut", control.FormatCut(cut))
 	}

@@ -82,8 +82,13 @@ type session struct {
 	names   []string
 	lanes   []*lane
 	readers []*reader
-	// mirrors are, by source, what is read in its place, nil as a rule.
+	// mirrors are, by source, what is read in its place, nil as a rule; intakes what
+	// stands for it.
 	mirrors []*mirror
+	intakes []*intake
+	// taskNames are all tasks of the flow. trimmer: this worker trims the intakes.
+	taskNames []string
+	trimmer   atomic.Bool
 	// released gets the tasks that a lane has committed and released.
 	released chan *task
 	// woken asks the conductor to look.
@@ -123,7 +128,7 @@ func newSession(term context.Context, w *worker, rec control.Record) *session {
 		cfg: &w.cfg, flow: w.flow, sources: w.flow.Sources(), interval: w.flow.Options().CommitInterval, leftOver: rec.LeftOver,
 		log: w.log, metrics: w.metrics, conn: w.conn, ctl: w.ctl, controlStream: rec.Control.Stream, began: time.Now(),
 		released: make(chan *task, w.flow.Options().Partitions), woken: make(chan struct{}, 1), troubles: map[*patience]string{}, warnings: map[string]string{}, generations: map[string]uint64{},
-		refusals: newRefusals(),
+		refusals: newRefusals(), taskNames: w.taskNames,
 	}
 	s.ctx, s.cancel = context.WithCancelCause(term)
 	s.epoch.Store(rec.Epoch)
@@ -171,7 +176,7 @@ func (s *session) wake() {
 
 // open connects, opens the sinks and the snapshots, and starts the lanes, which
 // have no tasks yet.
-func (s *session) open(trusted func() bool) (err error) {
+func (s *session) open(rec control.Record, trusted func() bool) (err error) {
 	outCfg := s.cfg.Bus
 	outCfg.Trusted = trusted
 	outCfg.Name += " (results)"
@@ -181,6 +186,9 @@ func (s *session) open(trusted func() bool) (err error) {
 			err = fmt.Errorf("%w: %w", errAway, err)
 		}
 		return fmt.Errorf("connect for results: %w", err)
+	}
+	if err := s.openIntakes(s.ctx, rec); err != nil {
+		return err
 	}
 	if err := s.openTargets(s.ctx); err != nil {
 		return err

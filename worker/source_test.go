@@ -151,31 +151,6 @@ func TestRun_acksCommitted(t *testing.T) {
 	})
 }
 
-// Streams that lose messages when a consumer acks or goes are refused at the very
-// start, with the reason and a way out.
-func TestRun_refusesRetention(t *testing.T) {
-	for _, retention := range []string{"workqueue", "interest"} {
-		t.Run(retention, func(t *testing.T) {
-			bubble(t, func(t *testing.T, l *lab) {
-				if err := l.conn.DeleteStream(l.ctx, "IN"); err != nil {
-					t.Fatal(err)
-				}
-				cfg := bus.StreamConfig{Name: "IN", Subjects: []string{"in.>"}, Retention: retention}
-				if _, err := l.conn.CreateStream(l.ctx, cfg); err != nil {
-					t.Fatal(err)
-				}
-				err := l.start(countFlow{}.build(t), Config{}, nil).wait()
-				if !errors.Is(err, ErrSource) || !strings.Contains(err.Error(), retention+" retention") || !strings.Contains(err.Error(), "--source IN") {
-					t.Fatalf("got %v", err)
-				}
-				if _, err := l.conn.Stream(l.ctx, "OUT"); !errors.Is(err, bus.ErrNotFound) {
-					t.Errorf("the sink was created all the same: %v", err)
-				}
-			})
-		})
-	}
-}
-
 // A source that is not there is named, with the command that makes it.
 func TestRun_sourceMissing(t *testing.T) {
 	bubble(t, func(t *testing.T, l *lab) {

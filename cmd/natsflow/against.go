@@ -36,6 +36,8 @@ type comparison struct {
 	Problem string `json:"problem,omitempty"`
 
 	file string
+	// origins of the streams that are the flow's own.
+	origins map[string]string
 }
 
 // compare prints what the flow file changes in the flow.
@@ -88,6 +90,14 @@ func newComparison(rec control.Record, def control.Definition, members []control
 	is := comparison{
 		Flow: rec.Flow, State: rec.State, Epoch: rec.Epoch, StoredHash: rec.Hash, Hash: def.Hash,
 		StoredPartitions: rec.Partitions, Partitions: def.Partitions, Change: rec.Compare(def), Workers: []string{}, Needs: []string{},
+	}
+	is.origins = map[string]string{}
+	for _, sources := range []map[string]control.SourceRecord{rec.FormerSources, rec.Sources, def.Sources} {
+		for name, src := range sources {
+			if src.Origin != "" {
+				is.origins[name] = "from " + src.Origin
+			}
+		}
 	}
 	for _, m := range members {
 		if m.Hash != def.Hash {
@@ -209,7 +219,7 @@ func (is comparison) table() *table {
 		{is.SourcesGone, "is not read any more"},
 	} {
 		for _, name := range sources.names {
-			t.add("source", name, "", sources.text)
+			t.add("source", name, is.origins[name], sources.text)
 		}
 	}
 	return t

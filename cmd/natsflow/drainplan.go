@@ -130,7 +130,7 @@ func plannedCut(st flowStatus, rec control.Record, seqAt func(source string) (ui
 		seq := s.Read
 		switch at.Kind {
 		case control.AtHead:
-			seq = max(seq, s.Head)
+			seq = max(seq, s.Head+s.Waiting) // each of them will have one
 		case control.AtTime:
 			var err error
 			if seq, err = seqAt(s.Stream); err != nil {
@@ -179,7 +179,11 @@ func (p *drainPlan) fill(st flowStatus, rec control.Record, cut map[string]uint6
 			longest = max(longest, *src.Seconds)
 		}
 		if src.Missing > 0 {
-			p.Notes = append(p.Notes, fmt.Sprintf("%s has %d messages, so the drain waits for the ones up to %d", s.Stream, s.Head, src.Cut))
+			from := ""
+			if s.Origin != "" {
+				from = " from " + s.Origin
+			}
+			p.Notes = append(p.Notes, fmt.Sprintf("%s has %d messages, so the drain waits for the ones up to %d%s", s.Stream, s.Head, src.Cut, from))
 		}
 		p.Records += src.Records
 		p.Sources = append(p.Sources, src)

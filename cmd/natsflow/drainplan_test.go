@@ -12,7 +12,7 @@ import (
 )
 
 func TestPlannedCut(t *testing.T) {
-	st := flowStatus{Sources: []sourceStatus{{Stream: "A", Head: 100, Read: 60}, {Stream: "B", Head: 7, Read: 7}}}
+	st := flowStatus{Sources: []sourceStatus{{Stream: "A", Head: 100, Read: 60}, {Stream: "B", Head: 7, Read: 7, Origin: "O", Waiting: 5}}}
 	at := func(seq map[string]uint64, kind string) control.Record {
 		return control.Record{Drain: &control.Drain{Command: control.Command{At: control.At{Kind: kind, Seq: seq, Time: time.Unix(1, 0)}}}}
 	}
@@ -24,7 +24,7 @@ func TestPlannedCut(t *testing.T) {
 		want map[string]uint64
 	}{
 		"now":   {at(nil, control.AtNow), map[string]uint64{"A": 60, "B": 7}},
-		"head":  {at(nil, control.AtHead), map[string]uint64{"A": 100, "B": 7}},
+		"head":  {at(nil, control.AtHead), map[string]uint64{"A": 100, "B": 12}},
 		"seq":   {at(map[string]uint64{"A": 90}, control.AtSeq), map[string]uint64{"A": 90, "B": 7}},
 		"time":  {at(nil, control.AtTime), map[string]uint64{"A": 50, "B": 6}},
 		"fixed": {fixed, map[string]uint64{"A": 70, "B": 8}},

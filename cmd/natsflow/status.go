@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"time"
 
 	"natsflow/bus"
@@ -69,6 +70,11 @@ type historyEntry = control.HistoryEntry
 // sourceStatus is how far a source has been processed.
 type sourceStatus struct {
 	Stream string `json:"stream"`
+	// Origin is the stream that the flow was told to read, if Stream is one of the
+	// flow's own that takes over what is there; Waiting is how many messages are still
+	// to come from it, about.
+	Origin  string `json:"origin,omitempty"`
+	Waiting uint64 `json:"waiting,omitempty"`
 	// Head is the last sequence of the stream.
 	Head uint64 `json:"head"`
 	// Read is the furthest that any task has come, Committed what all of them have
@@ -230,6 +236,11 @@ func collectSource(ctx context.Context, conn *bus.Conn, rec control.Record, name
 			s.Cut = &cut
 		}
 	}
+	s.Origin = rec.Sources[name].Origin
+	if s.Origin != "" {
+		s.fromIntake(ctx, conn)
+		return s
+	}
 	info, err := conn.Stream(ctx, name)
 	if err != nil {
 		s.Error = err.Error()
@@ -238,6 +249,23 @@ func collectSource(ctx context.Context, conn *bus.Conn, rec control.Record, name
 	s.Head = info.LastSeq
 	s.Lag = above(s.Head, s.Committed)
 	return s
+}
+
+// fromIntake looks at a stream of the flow's own and at what is still to come from its
+// origin, which counts as lag.
+func (s *sourceStatus) fromIntake(ctx context.Context, conn *bus.Conn) {
+	in, err := conn.Intake(ctx, s.Stream)
+	if err == nil {
+		s.Waiting, err = conn.Waiting(ctx, in)
+		s.Head = in.LastSeq
+		s.Lag = above(s.Head, s.Committed) + s.Waiting
+	}
+	switch {
+	case err != nil:
+		s.Error = err.Error()
+	case in.Problem != "":
+		s.Error = fmt.Sprintf("nothing comes over from stream %s: %s", s.Origin, in.Problem)
+	}
 }
 
 // above is how much a is higher than b.

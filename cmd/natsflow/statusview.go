@@ -130,6 +130,10 @@ func (f flowStatus) sourceLines() []string {
 	if cut {
 		t.head = append(t.head, "CUT", "TO GO")
 	}
+	own := slices.ContainsFunc(f.Sources, func(s sourceStatus) bool { return s.Origin != "" })
+	if own {
+		t.head = append(t.head, "TAKEN FROM")
+	}
 	for _, s := range f.Sources {
 		row := []string{s.Stream, count(s.Head), count(s.Read), count(s.Committed), count(s.Lag), perSecond(s.Rate)}
 		if s.Error != "" {
@@ -138,9 +142,23 @@ func (f flowStatus) sourceLines() []string {
 		if cut && s.Cut != nil {
 			row = append(row, count(*s.Cut), count(above(*s.Cut, s.Committed)))
 		}
+		if own {
+			for len(row) < len(t.head)-1 {
+				row = append(row, "")
+			}
+			row = append(row, takenFrom(s))
+		}
 		t.add(row...)
 	}
 	return t.lines()
+}
+
+// takenFrom says where a stream of the flow's own has its messages from.
+func takenFrom(s sourceStatus) string {
+	if s.Origin == "" || s.Waiting == 0 {
+		return s.Origin
+	}
+	return s.Origin + ", " + count(s.Waiting) + " to come"
 }
 
 func (f flowStatus) workerLines(now time.Time) []string {
