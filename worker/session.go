@@ -298,6 +298,7 @@ func (s *session) claim(ctx context.Context, id kvsnap.TaskID) (*task, kvsnap.Re
 	}
 	t.flow.Loaded()
 	t.log, t.head = log, r.Head
+	t.restoreClocks(s.sources)
 	for i, src := range s.sources {
 		t.floor[i] = r.Head.Offsets[src.Stream]
 	}
@@ -431,10 +432,11 @@ func (s *session) makeLanes() {
 	s.low = make([][]atomic.Uint64, s.cfg.Lanes)
 	for i := range s.lanes {
 		s.lanes[i] = &lane{
-			s: s, index: i, in: make(chan laneInput, laneQueue), byPos: map[int]*task{}, kept: map[int]bool{}, pos: make([]uint64, len(s.sources)),
+			s: s, index: i, in: make(chan laneInput, laneQueue), byPos: map[int]*task{}, kept: map[int]bool{}, pos: make([]uint64, len(s.sources)), highest: slices.Repeat([]int64{noTime}, len(s.sources)),
 			// Room for a result of every task.
 			done: make(chan result, s.flow.Options().Partitions),
 		}
+		s.lanes[i].due.Store(math.MaxInt64)
 		s.low[i] = make([]atomic.Uint64, len(s.sources))
 		for k := range s.low[i] {
 			s.low[i][k].Store(math.MaxUint64)
