@@ -255,7 +255,7 @@ func (c *conductor) handOver(t *task) error {
 	var final *control.Final
 	if t.head.Final {
 		final = &control.Final{
-			Epoch: t.head.Epoch, Results: t.head.Results, DeadLetters: t.head.DeadLetters,
+			Epoch: t.head.Epoch, Results: t.head.Results, DeadLetters: t.head.DeadLetters, Late: t.head.Late,
 			Worker: c.s.cfg.Name, Time: time.Now().UTC(),
 		}
 	}

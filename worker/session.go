@@ -98,9 +98,9 @@ type session struct {
 	// owned is the number of tasks here, done how many were released for a drain.
 	owned, done atomic.Int32
 	// results and deadLetters are what the tasks have made since the flow's
-	// creation, keys the number of keys with state, stateBytes what they take in the
+	// creation, late counts late records, keys the number of keys with state, stateBytes what they take in the
 	// bucket.
-	results, deadLetters, keys, stateBytes atomic.Int64
+	results, deadLetters, late, keys, stateBytes atomic.Int64
 	// lastCommit is when a task committed last, in nanoseconds since 1970.
 	lastCommit atomic.Int64
 
@@ -136,6 +136,7 @@ func (s *session) took(t *task) {
 	s.owned.Add(1)
 	s.results.Add(int64(t.head.Results))
 	s.deadLetters.Add(int64(t.head.DeadLetters))
+	s.late.Add(int64(t.head.Late))
 	s.measure(t)
 	s.mu.Lock()
 	s.generations[t.id.String()] = t.log.Generation()
@@ -145,6 +146,7 @@ func (s *session) took(t *task) {
 func (s *session) gave(t *task) {
 	s.results.Add(-int64(t.head.Results))
 	s.deadLetters.Add(-int64(t.head.DeadLetters))
+	s.late.Add(-int64(t.head.Late))
 	s.keys.Add(-int64(t.keys))
 	s.stateBytes.Add(-int64(t.stateBytes))
 	s.mu.Lock()

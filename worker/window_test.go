@@ -384,6 +384,9 @@ func TestWindow_eventTimeOverRestarts(t *testing.T) {
 		if got := l.count("LATE"); got != late || late < 10 {
 			t.Fatalf("%d late records, want %d", got, late)
 		}
+		if got := l.record().Report.Late; got != uint64(late) {
+			t.Fatalf("the report says %d late records, want %d", got, late)
+		}
 	})
 }
 
