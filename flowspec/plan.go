@@ -148,6 +148,7 @@ func (l *stepList) planStep(st step, key string) PlanStep {
 	case *aggregateStep:
 		planned.State, planned.StateVersion = "one entry for each key ("+key+")", stateVersion
 		if st.windows != nil {
+			planned.Kind = kindWindow
 			planned.State += ", with its open windows"
 			planned.StateVersion += windowVersion
 		}

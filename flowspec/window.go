@@ -17,6 +17,10 @@ type windows struct {
 // nameWindow is the member of a result that holds the bounds of the window.
 const nameWindow = "window"
 
+// kindWindow is the kind of an aggregate on windows: its state is another one than that
+// of an aggregate without.
+const kindWindow = "window"
+
 // windowVersion is added to the version of an aggregate's state: with windows it is
 // another one.
 const windowVersion = 100
@@ -258,8 +262,7 @@ func (w *windows) build(st *aggregateStep, in flow.Stream[record]) flow.Stream[r
 		Result: func(_ *flow.Meta, span flow.Span, g *group) (record, error) {
 			return record{of: a, group: g, window: &flow.Span{Start: span.Start.In(loc), End: span.End.In(loc)}}, nil
 		},
-		// Not the kind of an aggregate without windows: its state is another one.
-	}, flow.ID(st.id), flow.Kind("window"))
+	}, flow.ID(st.id), flow.Kind(kindWindow))
 	if w.late != nil {
 		w.late.build(late)
 	}

@@ -202,7 +202,8 @@ func (r *reader) askServer(ctx context.Context, clock *serverClock) bool {
 		return false
 	}
 	defer r.routing.Unlock()
-	if !r.goesOn() {
+	until, ok := r.goesOn()
+	if !ok || until < math.MaxInt64 && r.s.sources[r.source].Clock != nil {
 		return false // a drain wants what is due up to its cut, and no more
 	}
 	if r.lastTime == 0 {
@@ -213,7 +214,7 @@ func (r *reader) askServer(ctx context.Context, clock *serverClock) bool {
 		margin = replicaMargin
 	}
 	clock.ahead -= margin
-	mark := r.router.QuietWatermark(info.AsOf.Add(-margin).UnixNano(), r.lastTime)
+	mark := min(until, r.router.QuietWatermark(info.AsOf.Add(-margin).UnixNano(), r.lastTime))
 	if mark <= max(r.mark, r.router.Watermark()) {
 		return false
 	}
@@ -235,9 +236,10 @@ func (c *serverClock) lastOf(info bus.StreamInfo) int64 {
 	return c.quiet.UnixNano()
 }
 
-// goesOn reports that later messages of the source will be read, whenever they come.
-func (r *reader) goesOn() bool {
+// goesOn reports that later messages of the source will be read, and up to which
+// timestamp.
+func (r *reader) goesOn() (until int64, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.read < r.limit && r.until == math.MaxInt64 && !r.ended
+	return r.until, r.read < r.limit && !r.ended
 }

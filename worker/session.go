@@ -98,8 +98,8 @@ type session struct {
 	// owned is the number of tasks here, done how many were released for a drain.
 	owned, done atomic.Int32
 	// results and deadLetters are what the tasks have made since the flow's
-	// creation, late counts late records, keys the number of keys with state, stateBytes what they take in the
-	// bucket.
+	// creation, late counts late records, keys the number of keys with state,
+	// stateBytes what they take in the bucket.
 	results, deadLetters, late, keys, stateBytes atomic.Int64
 	// lastCommit is when a task committed last, in nanoseconds since 1970.
 	lastCommit atomic.Int64
