@@ -32,6 +32,8 @@ type Final struct {
 	// Results and DeadLetters count since the flow's creation.
 	Results     uint64 `json:"results"`
 	DeadLetters uint64 `json:"dead_letters"`
+	// Late counts the records that came after their window was closed.
+	Late uint64 `json:"late,omitempty"`
 	// Bytes is the size of the snapshot, 0 if unknown.
 	Bytes  uint64    `json:"bytes,omitempty"`
 	Worker string    `json:"worker,omitempty"`

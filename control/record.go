@@ -137,6 +137,7 @@ type Report struct {
 	Records       map[string]uint64 `json:"records,omitempty"`
 	Results       uint64            `json:"results"`
 	DeadLetters   uint64            `json:"dead_letters"`
+	Late          uint64            `json:"late,omitempty"`
 	Tasks         int               `json:"tasks"`
 	SnapshotBytes uint64            `json:"snapshot_bytes"`
 	// Duration is from the command to the end, in nanoseconds in JSON.

@@ -77,6 +77,7 @@ type Builder struct {
 	sinks   []SinkInfo
 	dead    int
 	control int
+	timed   bool
 	built   bool
 	errs    []error
 }
@@ -91,6 +92,8 @@ type SourceInfo struct {
 	Subjects []string
 	// PartitionBy is that of [Source].
 	PartitionBy []int
+	// Clock is nil where the time of a record is the stream's timestamp.
+	Clock *ClockInfo
 }
 
 // SinkKind says what a sink is.
@@ -130,6 +133,8 @@ type StepInfo struct {
 	Version int
 	// Keyed steps come after a KeyBy and run in a task.
 	Keyed bool
+	// Windows describes those of the step; empty if it has none.
+	Windows string
 }
 
 var nameRE = regexp.MustCompile(`^[a-z0-9](?:[a-z0-9-]*[a-z0-9])?$`)
@@ -240,6 +245,7 @@ func (b *Builder) Build() (*Flow, error) {
 	return &Flow{
 		name: b.name, opts: b.opts, steps: slices.Clone(b.steps), sources: slices.Clone(b.sources),
 		keys: slices.Clone(b.keys), sinks: slices.Clone(b.sinks), dead: b.dead, control: b.control,
+		timed: b.timed,
 	}, nil
 }
 
@@ -254,6 +260,7 @@ type Flow struct {
 	sinks   []SinkInfo
 	dead    int
 	control int
+	timed   bool
 }
 
 // Name returns the flow's name.
@@ -281,7 +288,8 @@ func (f *Flow) Sources() []SourceInfo {
 // number of partitions and [Options.Definition]; the sources with their streams
 // and subjects; the steps in the order of their making, each with its id, its
 // kind, the version of its state and whether it comes behind a key; and the sinks
-// with their streams or buckets and subjects. It is the same in every process and
+// with their streams or buckets and subjects; the clocks of sources and the windows of
+// steps. It is the same in every process and
 // every build. 16 hexadecimal digits.
 //
 // What a flow does besides is not in it: functions of Go (a key, a predicate, a
@@ -295,9 +303,15 @@ func (f *Flow) Hash() string {
 		if len(s.PartitionBy) > 0 {
 			b = fmt.Appendf(b, "partition by %v\n", s.PartitionBy)
 		}
+		if c := s.Clock; c != nil {
+			b = fmt.Appendf(b, "time lateness %v idle %v ahead %v\n", c.Lateness, c.Idle, c.MaxAhead)
+		}
 	}
 	for _, s := range f.steps {
 		b = fmt.Appendf(b, "step %q %q %v %d %v\n", s.ID, s.Kind, s.Stateful, s.Version, s.Keyed)
+		if s.Windows != "" {
+			b = fmt.Appendf(b, "windows %s\n", s.Windows)
+		}
 	}
 	for _, s := range f.sinks {
 		if s.Step != "" {

@@ -33,6 +33,17 @@
 // state and one of results, which the runtime stores in one write. Loading the
 // images of state in order brings a new task to the same point.
 //
+// # Time
+//
+// A source has a [Clock]: the timestamps of its stream, or a time in the records,
+// [EventTime]. Its watermark says up to when all records have come; it is a function
+// of the records before, and the watermark of a task is the lowest of its sources'.
+// [Window] closes windows when the watermark passes them: what is due at the
+// watermark before a record is done before the record. So the results are the same
+// in every replay, whoever makes it. A stop closes nothing.
+//
+// Package natsflow/flow/flowtest runs a flow in memory, for tests.
+//
 // # Failures
 //
 // A record that cannot be decoded, or whose step returns an error or panics, is

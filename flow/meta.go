@@ -5,6 +5,9 @@ import "time"
 // Meta is what is known of a record besides its value: where it stands in its
 // source and, after a KeyBy, its key. A step gets a pointer to it that is valid
 // during the call only, and must not change it.
+//
+// The result of a window that has closed comes of no single record: it has a key and
+// times, and neither Stream, Subject, Seq nor Raw.
 type Meta struct {
 	// Stream is the name of the source stream.
 	Stream string
@@ -15,7 +18,10 @@ type Meta struct {
 	// Key is the record's key; empty before a KeyBy.
 	Key string
 
-	nanos     int64
+	nanos int64
+	// at is the time of the record by the clock of its source, mark the watermark
+	// before it.
+	at, mark  int64
 	raw       []byte
 	drop      bool
 	unchanged bool
@@ -27,6 +33,11 @@ func (m *Meta) Time() time.Time { return time.Unix(0, m.nanos).UTC() }
 
 // UnixNano returns [Meta.Time] in nanoseconds since 1970.
 func (m *Meta) UnixNano() int64 { return m.nanos }
+
+// EventTime returns the time of the record by the [Clock] of its source: that of
+// [Meta.Time] unless the source has an [EventTime]. Of a result of a window it is
+// the last moment of the window.
+func (m *Meta) EventTime() time.Time { return time.Unix(0, m.at).UTC() }
 
 // Raw returns the payload of the source record, unchanged by the steps before.
 // It must not be modified.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"time"
 )
 
 // Source names a JetStream stream to read.
@@ -22,6 +23,9 @@ type Source struct {
 	// other without anything in between; a record with another key fails. Records that
 	// do not get a key may be partitioned by any tokens.
 	PartitionBy []int
+	// Time says what the time of a record is: an [EventTime] of the type that the
+	// decoder makes. nil, the default, is the timestamp that the stream gave it.
+	Time Clock
 }
 
 type sourceNode interface {
@@ -33,18 +37,45 @@ type source[T any] struct {
 	inf    SourceInfo
 	step   int
 	decode Decoder[T]
-	out    *hub[T]
+	// at is nil where the stream's timestamps are the times.
+	at  func(m *Meta, v T) (time.Time, error)
+	out *hub[T]
 }
 
 func (s *source[T]) info() SourceInfo { return s.inf }
 
 func (s *source[T]) bind(in *instance) func(m *Meta, data []byte) {
 	next := s.out.bind(in)
+	if s.at != nil {
+		return s.bindTimed(in, next)
+	}
 	return func(m *Meta, data []byte) {
 		in.step = s.step
 		v, err := s.decode(m, data)
 		if err != nil {
 			in.fail(s.step, m, fmt.Errorf("decode: %w", err))
+			return
+		}
+		next(m, v)
+	}
+}
+
+// bindTimed is bind for a source whose records bring their time.
+func (s *source[T]) bindTimed(in *instance, next emit[T]) func(m *Meta, data []byte) {
+	return func(m *Meta, data []byte) {
+		in.step = s.step
+		v, err := s.decode(m, data)
+		if err != nil {
+			in.fail(s.step, m, fmt.Errorf("decode: %w", err))
+			return
+		}
+		at, err := s.at(m, v)
+		if err != nil {
+			in.fail(s.step, m, fmt.Errorf("%w: %w", errTime, err))
+			return
+		}
+		if err := in.router.observe(m, at); err != nil {
+			in.fail(s.step, m, err)
 			return
 		}
 		next(m, v)
@@ -71,7 +102,9 @@ func From[T any](b *Builder, src Source, decode Decoder[T], opts ...StepOption) 
 	if _, err := inf.Transforms(b.opts.Partitions); err != nil {
 		b.errorf("source %q: %w", src.Stream, err)
 	}
-	b.sources = append(b.sources, &source[T]{inf: inf, step: step, decode: decode, out: out.hub})
+	node := &source[T]{inf: inf, step: step, decode: decode, out: out.hub}
+	node.useClock(b, src.Time)
+	b.sources = append(b.sources, node)
 	return out
 }
 
@@ -99,7 +132,12 @@ type column interface {
 type typedColumn[T any] struct {
 	key   int
 	items []item[T]
+	// times has those of the items where the flow has clocks.
+	times []timing
 }
+
+// timing is the time of a record and the watermark before it.
+type timing struct{ at, mark int64 }
 
 type item[T any] struct {
 	seq     uint64
@@ -112,7 +150,7 @@ type item[T any] struct {
 
 func (c *typedColumn[T]) reset() {
 	clear(c.items)
-	c.items = c.items[:0]
+	c.items, c.times = c.items[:0], c.times[:0]
 }
 
 // play runs the items through the task. A panic of a step costs the record that
@@ -135,6 +173,16 @@ func (c *typedColumn[T]) playUntilPanic(t *Task, next emit[T], from, to int) (do
 	m := &t.meta
 	for ; i < to; i++ {
 		it := &c.items[i]
+		if len(c.times) > 0 {
+			// What is due at the watermark before the record comes before it.
+			t.raise(t.source, c.times[i].mark)
+			if t.in.halted != nil {
+				return i
+			}
+			m.at, m.mark, m.Stream = c.times[i].at, c.times[i].mark, t.stream
+		} else {
+			m.at = it.nanos
+		}
 		m.Seq, m.nanos, m.Subject, m.Key, m.raw = it.seq, it.nanos, it.subject, it.key, it.raw
 		next(m, it.value)
 	}
@@ -182,6 +230,9 @@ func keyStream[T any](s Stream[T], anyPartition bool, key func(m *Meta, v T) (st
 			b := r.batch(p)
 			c := b.columns[node.index].(*typedColumn[T])
 			c.items = append(c.items, item[T]{m.Seq, m.nanos, m.Subject, k, m.raw, v})
+			if r.f.timed {
+				c.times = append(c.times, timing{m.at, m.mark})
+			}
 			b.ran(node.index)
 		}
 	})
@@ -204,6 +255,7 @@ type Batch struct {
 	Partition int
 
 	source  string
+	index   int // of the source
 	pool    *sync.Pool
 	columns []column
 	runs    []run
@@ -251,17 +303,22 @@ type Router struct {
 	// partition of the record at hand if the server has sorted it, else -1.
 	partition int
 	pool      sync.Pool
+	// clock is nil where the stream's timestamps are the times; highest is the
+	// highest time so far.
+	clock   *ClockInfo
+	highest int64
 }
 
 // Router makes a router for the source with that index in [Flow.Sources].
 func (f *Flow) Router(source int) *Router {
-	r := &Router{f: f, batches: make([]*Batch, f.opts.Partitions), seen: make([]uint64, f.opts.Partitions)}
+	r := &Router{f: f, batches: make([]*Batch, f.opts.Partitions), seen: make([]uint64, f.opts.Partitions), highest: noTime}
 	r.in = &instance{f: f, memo: map[any]any{}, router: r}
 	inf := f.sources[source].info()
 	r.meta.Stream, r.by, r.partition = inf.Stream, inf.PartitionBy, -1
+	r.clock = inf.Clock
 	r.route = f.sources[source].bind(r.in)
 	r.pool.New = func() any {
-		b := &Batch{source: r.meta.Stream, pool: &r.pool, columns: make([]column, 1+len(f.keys))}
+		b := &Batch{source: r.meta.Stream, index: source, pool: &r.pool, columns: make([]column, 1+len(f.keys))}
 		b.columns[0] = &typedColumn[*StepError]{}
 		for i, k := range f.keys {
 			b.columns[i+1] = k.newColumn()
@@ -325,6 +382,10 @@ func (r *Router) run(partition int, subject string, seq uint64, nanos int64, dat
 	r.partition = partition
 	m := &r.meta
 	m.Subject, m.Seq, m.nanos, m.Key, m.raw = subject, seq, nanos, "", data
+	if r.clock == nil {
+		// Timestamps do not go back, so that no record before one is later.
+		m.at, m.mark, r.highest = nanos, nanos, max(r.highest, nanos)
+	}
 	defer func() {
 		if p := recover(); p != nil {
 			r.in.panicked(m, p)

@@ -1,5 +1,7 @@
 package flow
 
+import "time"
+
 // emit hands a value to the steps that follow.
 type emit[T any] func(m *Meta, v T)
 
@@ -8,6 +10,9 @@ type Stream[T any] struct {
 	b     *Builder
 	hub   *hub[T]
 	keyed bool
+	// delay is how far behind the watermark the values may be: windows before have
+	// an allowed lateness.
+	delay time.Duration
 }
 
 // hub is where a step's results come out: the steps that follow subscribe to
@@ -69,7 +74,7 @@ type instance struct {
 // fail reports that the record at hand failed in a step. With [Stop] it does
 // not return: it unwinds to the place that plays records.
 func (in *instance) fail(step int, m *Meta, err error) {
-	e := &StepError{Step: in.f.stepID(step), Stream: m.Stream, Subject: m.Subject, Seq: m.Seq, Err: err}
+	e := &StepError{Step: in.f.stepID(step), Stream: m.Stream, Subject: m.Subject, Seq: m.Seq, Key: m.Key, Err: err}
 	if in.f.opts.OnError == Stop {
 		// Noted before it unwinds: a step between here and there may recover.
 		in.halt(e)
@@ -98,7 +103,7 @@ func (in *instance) panicked(m *Meta, p any) {
 	if _, ok := p.(halt); ok {
 		return
 	}
-	e := &StepError{Step: in.f.stepID(in.step), Stream: m.Stream, Subject: m.Subject, Seq: m.Seq, Err: panicError(p)}
+	e := &StepError{Step: in.f.stepID(in.step), Stream: m.Stream, Subject: m.Subject, Seq: m.Seq, Key: m.Key, Err: panicError(p)}
 	switch {
 	case in.f.opts.OnError == Stop:
 		in.halt(e)
@@ -136,7 +141,7 @@ func (s Stream[T]) step(kind string, opts []StepOption) int {
 }
 
 func then[T, U any](s Stream[T]) Stream[U] {
-	return Stream[U]{b: s.b, hub: &hub[U]{b: s.b}, keyed: s.keyed}
+	return Stream[U]{b: s.b, hub: &hub[U]{b: s.b}, keyed: s.keyed, delay: s.delay}
 }
 
 // Map turns each value into another. An error makes the record a dead letter.
@@ -237,6 +242,7 @@ func Merge[T any](first Stream[T], others ...Stream[T]) Stream[T] {
 		if s.keyed != first.keyed {
 			first.b.errorf("merge: some of the streams are keyed and some are not")
 		}
+		out.delay = max(out.delay, s.delay)
 		s.hub.subscribe(func(in *instance) emit[T] { return out.hub.bind(in) })
 	}
 	return out

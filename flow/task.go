@@ -17,22 +17,31 @@ const (
 	HeaderDeadStream  = "Natsflow-Source-Stream"
 	HeaderDeadSubject = "Natsflow-Source-Subject"
 	HeaderDeadSeq     = "Natsflow-Source-Sequence"
+	// HeaderDeadKey stands in place of the last three where a window failed that
+	// was closing: that comes of no single record.
+	HeaderDeadKey = "Natsflow-Key"
 )
 
 // StepError says which record failed in which step.
 type StepError struct {
 	// Step is the id of the step.
 	Step string
-	// Stream, Subject and Seq are the record's position.
+	// Stream, Subject and Seq are the record's position. They are not set where
+	// a window failed that was closing.
 	Stream  string
 	Subject string
 	Seq     uint64
+	// Key is that of the record, if it has one yet, or of the window.
+	Key string
 	// Err is what the step returned, or the panic it raised.
 	Err error
 }
 
 // Error names step, stream and sequence.
 func (e *StepError) Error() string {
+	if e.Seq == 0 {
+		return fmt.Sprintf("step %q, a window of key %q: %v", e.Step, e.Key, e.Err)
+	}
 	return fmt.Sprintf("step %q, stream %s, sequence %d: %v", e.Step, e.Stream, e.Seq, e.Err)
 }
 
@@ -67,6 +76,18 @@ type Task struct {
 	// one like the last.
 	delta     []byte
 	deltaHint int
+
+	// source and stream are those of the batch that is played.
+	source int
+	stream string
+	// marks are the watermarks of the sources, now is the lowest of them.
+	marks []int64
+	now   int64
+	// timers are the steps that wait for times, in their order; firing is the index
+	// of the one that does what is due, else -1.
+	timers []timedStep
+	firing int
+	late   int
 }
 
 // flusher emits what a step has kept back until the seal.
@@ -77,7 +98,8 @@ type flusher struct {
 
 // Task makes the task of a partition, without state.
 func (f *Flow) Task(partition int) *Task {
-	t := &Task{f: f, partition: partition, byStep: map[string]stateTable{}, mostResult: make([]int, len(f.sinks))}
+	t := &Task{f: f, partition: partition, byStep: map[string]stateTable{}, mostResult: make([]int, len(f.sinks)), firing: -1}
+	t.marks, t.now = slices.Repeat([]int64{noTime}, len(f.sources)), noTime
 	t.in = &instance{f: f, memo: map[any]any{}, task: t}
 	t.byKey = make([]any, len(f.keys))
 	for i, k := range f.keys {
@@ -86,6 +108,7 @@ func (f *Flow) Task(partition int) *Task {
 	// A step is made before those that follow it. In this order, what one step
 	// emits at a seal is there when the next one emits.
 	slices.SortFunc(t.flushers, func(a, b flusher) int { return a.step - b.step })
+	slices.SortFunc(t.timers, func(a, b timedStep) int { return a.index() - b.index() })
 	return t
 }
 
@@ -114,7 +137,7 @@ func (t *Task) Partition() int { return t.partition }
 // that fails; the task must then be thrown away, since the record may have
 // changed a part of the state.
 func (t *Task) Play(b *Batch) error {
-	t.meta.Stream = b.source
+	t.source, t.stream, t.meta.Stream = b.index, b.source, b.source
 	t.records += b.records
 	var at [8]int
 	next := at[:]
@@ -165,13 +188,20 @@ func (t *Task) reserveDelta(size int) {
 // deadLetter puts the record into the outbox, so that it is published exactly
 // once like any result.
 func (t *Task) deadLetter(m *Meta, e *StepError) {
-	t.outbox = appendOutputHead(t.outbox, t.f.dead, []byte("natsflow.dlq."+t.f.name),
+	headers := []string{
 		HeaderDeadFlow, t.f.name,
 		HeaderDeadStep, e.Step,
 		HeaderDeadError, headerText(e.Err.Error()),
-		HeaderDeadStream, m.Stream,
-		HeaderDeadSubject, m.Subject,
-		HeaderDeadSeq, strconv.FormatUint(m.Seq, 10))
+	}
+	if m.Seq == 0 {
+		headers = append(headers, HeaderDeadKey, headerText(m.Key))
+	} else {
+		headers = append(headers,
+			HeaderDeadStream, m.Stream,
+			HeaderDeadSubject, m.Subject,
+			HeaderDeadSeq, strconv.FormatUint(m.Seq, 10))
+	}
+	t.outbox = appendOutputHead(t.outbox, t.f.dead, []byte("natsflow.dlq."+t.f.name), headers...)
 	t.outbox = appendBytes(t.outbox, m.raw)
 	t.outputs++
 	t.dead++
@@ -216,8 +246,9 @@ type Sealed struct {
 	Outbox []byte
 	// Outputs counts them, DeadLetters those among them that are dead letters.
 	Outputs, DeadLetters int
-	// Records counts the records played since the last seal.
-	Records int
+	// Records counts the records played since the last seal, Late those among them
+	// that came after their window was closed.
+	Records, Late int
 }
 
 // Seal takes what has changed since the last one. The byte strings belong to the
@@ -230,7 +261,7 @@ func (t *Task) Seal() (Sealed, error) {
 			return Sealed{}, t.in.halted
 		}
 	}
-	s := Sealed{Outputs: t.outputs, DeadLetters: t.dead, Records: t.records}
+	s := Sealed{Outputs: t.outputs, DeadLetters: t.dead, Records: t.records, Late: t.late}
 	var err error
 	if s.Delta, err = t.sealState(); err != nil {
 		return Sealed{}, err
@@ -239,7 +270,7 @@ func (t *Task) Seal() (Sealed, error) {
 		// The next commit is about as large.
 		s.Outbox, t.outbox = t.outbox, make([]byte, 0, n+n/16)
 	}
-	t.outputs, t.dead, t.records, t.stopped = 0, 0, 0, false
+	t.outputs, t.dead, t.records, t.late, t.stopped = 0, 0, 0, 0, false
 	return s, nil
 }
 

@@ -251,26 +251,32 @@ func (m *aggregateMember) value(g *group) value {
 }
 
 // member looks a member of a result up by its name.
-func (a *aggregate) member(m *flow.Meta, g *group, name string) value {
+func (a *aggregate) member(m *flow.Meta, r record, name string) value {
 	if name == "key" {
 		return stringValue(m.Key)
 	}
+	if name == nameWindow && r.window != nil {
+		return value{kind: kindJSON, str: string(appendWindow(nil, r.window))}
+	}
 	for i := range a.members {
 		if a.members[i].name == name {
-			return a.members[i].value(g)
+			return a.members[i].value(r.group)
 		}
 	}
 	return value{}
 }
 
 // appendResult appends the result of a group as JSON.
-func (a *aggregate) appendResult(dst []byte, m *flow.Meta, g *group) []byte {
+func (a *aggregate) appendResult(dst []byte, m *flow.Meta, r record) []byte {
 	dst = append(dst, `{"key":`...)
 	dst = appendString(dst, m.Key)
+	if r.window != nil {
+		dst = appendWindow(append(dst, `,"window":`...), r.window)
+	}
 	for i := range a.members {
 		member := &a.members[i]
 		dst = append(dst, member.prefix...)
-		dst = member.value(g).appendJSON(dst)
+		dst = member.value(r.group).appendJSON(dst)
 	}
 	return append(dst, '}')
 }

@@ -17,7 +17,7 @@ func (s *Spec) Build() (*flow.Flow, error) {
 	})
 	streams := map[string]flow.Stream[record]{}
 	for _, src := range s.Sources {
-		streams[src.Name] = flow.From(b, flow.Source{Stream: src.Stream, Subjects: src.Subjects, PartitionBy: src.PartitionBy}, src.decoder(), flow.ID(s.sourceStep(src)))
+		streams[src.Name] = flow.From(b, flow.Source{Stream: src.Stream, Subjects: src.Subjects, PartitionBy: src.PartitionBy, Time: src.clock()}, src.decoder(), flow.ID(s.sourceStep(src)))
 	}
 	for _, l := range s.lists {
 		streams[l.name] = l.build(streams)
@@ -68,11 +68,13 @@ func (l *stepList) build(streams map[string]flow.Stream[record]) flow.Stream[rec
 // that differ only in layout, comments or settings.
 func (s *Spec) definition() string {
 	var b strings.Builder
-	if !s.named() {
-		fmt.Fprintf(&b, "format %s\n", s.Sources[0].Format)
-	} else {
-		for _, src := range s.Sources {
-			fmt.Fprintf(&b, "source %s format %s\n", src.Name, src.Format)
+	for _, src := range s.Sources {
+		if s.named() {
+			fmt.Fprintf(&b, "source %s ", src.Name)
+		}
+		fmt.Fprintf(&b, "format %s\n", src.Format)
+		if src.Time != nil {
+			fmt.Fprintf(&b, "time %s\n", src.Time.text())
 		}
 	}
 	for _, l := range s.lists {
@@ -204,6 +206,9 @@ func (st *aggregateStep) text() string {
 		parts = append(parts, m.name+" = "+m.String())
 	}
 	text := strings.Join(parts, ", ")
+	if st.windows != nil {
+		return text + "; " + st.windows.text()
+	}
 	if st.emit == flow.EmitCommit {
 		text += "; emit: commit"
 	}
@@ -211,6 +216,9 @@ func (st *aggregateStep) text() string {
 }
 
 func (st *aggregateStep) build(in flow.Stream[record]) flow.Stream[record] {
+	if st.windows != nil {
+		return st.windows.build(st, in)
+	}
 	a := &st.aggregate
 	return flow.Aggregate(in, st.id, flow.Aggregator[record, group, record]{
 		State:  a.codec(),
@@ -281,7 +289,7 @@ func (st *toStep) stopID() string { return st.id + ".stop-when" }
 // encode appends the payload of a record as it leaves the flow.
 func encode(dst []byte, m *flow.Meta, r record) ([]byte, error) {
 	if r.of != nil {
-		return r.of.appendResult(dst, m, r.group), nil
+		return r.of.appendResult(dst, m, r), nil
 	}
 	return append(dst, r.data...), nil
 }

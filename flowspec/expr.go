@@ -78,6 +78,8 @@ type scope struct {
 	// so that nothing is known of the records. keyed is true then: what needs a
 	// key is not a second mistake.
 	lost bool
+	// windowed: they are results of windows, which come of no single record.
+	windowed bool
 }
 
 // lookup checks that a path can name something and returns it. The mistake, if
@@ -87,6 +89,8 @@ func (sc *scope) lookup(names []string) (p *path, mistake, hint string) {
 	switch {
 	case p.special == nameKey && !sc.keyed:
 		return nil, "there is no _key before a key step", ""
+	case sc.windowed && slices.Contains([]string{nameSubject, nameSeq, nameStream, nameTime}, p.special):
+		return nil, fmt.Sprintf("the result of a window has no %s: it comes of no single record", p.special), "window.start and window.end are its times"
 	case p.special == nameValue && sc.format == Bytes:
 		return nil, "format bytes has no _value: expressions do not look into the payload", "use format: text or json"
 	case p.special != "" && len(names) > 1 && (p.special != nameValue || sc.format == Text):

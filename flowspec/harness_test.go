@@ -81,6 +81,16 @@ func (p *player) playFrom(source int, in input) {
 		}
 		b.Release()
 	})
+	p.advance(source, router.Watermark())
+}
+
+// advance moves the watermark of a source in all tasks.
+func (p *player) advance(source int, watermark int64) {
+	for _, task := range p.tasks {
+		if err := task.Advance(source, watermark); err != nil {
+			p.out = append(p.out, "stopped: "+err.Error())
+		}
+	}
 }
 
 // source returns the index of the source with that stream.
@@ -222,6 +232,8 @@ func playText(t *testing.T, yaml, in string) string {
 	t.Helper()
 	p := newPlayer(t, yaml)
 	now := start
+	// last has the timestamps of the last records; a stream is as old as the test.
+	last := slices.Repeat([]int64{start.UnixNano()}, len(p.routers))
 	for line := range strings.Lines(in) {
 		line = strings.TrimSuffix(line, "\n")
 		word, rest, _ := strings.Cut(line, " ")
@@ -240,8 +252,12 @@ func playText(t *testing.T, yaml, in string) string {
 				t.Fatal(err)
 			}
 			now = now.Add(d)
+			for i, r := range p.routers {
+				p.advance(i, r.QuietWatermark(now.UnixNano(), last[i]))
+			}
 		default:
 			p.playFrom(source, input{word, now.UnixNano(), []byte(rest)})
+			last[source] = now.UnixNano()
 			now = now.Add(time.Second)
 			if strings.Contains(yaml, "emit: commit") {
 				continue

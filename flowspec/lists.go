@@ -339,6 +339,7 @@ func (sc *scope) merge(other scope) {
 			sc.reads = append(sc.reads, src)
 		}
 	}
+	sc.windowed = sc.windowed || other.windowed
 	if !sc.known || !other.known {
 		sc.known, sc.members, sc.from = false, nil, ""
 		return

@@ -37,12 +37,14 @@ type record struct {
 	// of is the aggregate that made the result in group; nil for a payload.
 	of    *aggregate
 	group *group
+	// window is that of the result, nil if there is none.
+	window *flow.Span
 }
 
 // payload returns the record as bytes.
 func (r record) payload(m *flow.Meta) []byte {
 	if r.of != nil {
-		return r.of.appendResult(nil, m, r.group)
+		return r.of.appendResult(nil, m, r)
 	}
 	return r.data
 }
@@ -99,7 +101,7 @@ func (p *path) value(m *flow.Meta, r record) (value, error) {
 func (p *path) first(m *flow.Meta, r record) (value, error) {
 	switch p.special {
 	case "":
-		return r.of.member(m, r.group, p.names[0]), nil
+		return r.of.member(m, r, p.names[0]), nil
 	case nameKey:
 		return stringValue(m.Key), nil
 	case nameSubject:

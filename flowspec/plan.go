@@ -35,6 +35,9 @@ type PlanSource struct {
 	// PartitionBy are the tokens of the subject by which the server sorts the
 	// records, in a mirror of the stream; empty where it does not.
 	PartitionBy []int `json:"partition_by,omitempty"`
+	// Time says where the records have their time; empty where it is the stream's
+	// timestamp.
+	Time string `json:"time,omitempty"`
 }
 
 // PlanStage is a number of steps between two changes of key.
@@ -106,7 +109,11 @@ func (s *Spec) Plan() Plan {
 	}
 	var streams []string
 	for _, src := range s.Sources {
-		p.Sources = append(p.Sources, PlanSource(src))
+		planned := PlanSource{Name: src.Name, Stream: src.Stream, Subjects: src.Subjects, Format: src.Format, PartitionBy: src.PartitionBy}
+		if src.Time != nil {
+			planned.Time = src.Time.String()
+		}
+		p.Sources = append(p.Sources, planned)
 		streams = append(streams, src.Stream)
 	}
 	stage := PlanStage{Reads: strings.Join(streams, ", ")}
@@ -117,7 +124,7 @@ func (s *Spec) Plan() Plan {
 		keys[l.name], all = key, union(all, key)
 		for _, st := range l.steps {
 			stage.Steps = append(stage.Steps, l.planStep(st, strings.Join(key, "; ")))
-			if to, ok := st.(*toStep); ok {
+			if to := sinkOf(st); to != nil {
 				p.addSink(to)
 			}
 		}
@@ -140,6 +147,11 @@ func (l *stepList) planStep(st step, key string) PlanStep {
 	switch st := st.(type) {
 	case *aggregateStep:
 		planned.State, planned.StateVersion = "one entry for each key ("+key+")", stateVersion
+		if st.windows != nil {
+			planned.Kind = kindWindow
+			planned.State += ", with its open windows"
+			planned.StateVersion += windowVersion
+		}
 	case *dedupeStep:
 		planned.State = fmt.Sprintf("one entry for each key (%s) and value (%s), kept for %s", key, st.by.text, formatDuration(st.within))
 	}
@@ -225,6 +237,9 @@ func (p Plan) String() string {
 		}
 		if len(s.PartitionBy) > 0 {
 			line = append(line, "through a mirror, partitioned by "+tokensOf(s.PartitionBy))
+		}
+		if s.Time != "" {
+			line = append(line, s.Time)
 		}
 		_, _ = fmt.Fprintf(w, "  %s\n", strings.Join(line, "\t"))
 	}

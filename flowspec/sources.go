@@ -80,7 +80,7 @@ func (p *specParser) placeName(f field, what string) {
 	}
 }
 
-var sourceFields = []string{"stream", "subjects", "format", "partition_by"}
+var sourceFields = []string{"stream", "subjects", "format", "partition_by", "time"}
 
 // parseSource reads one source. What is wrong with it is reported.
 func (p *specParser) parseSource(f field, what string) Source {
@@ -90,11 +90,13 @@ func (p *specParser) parseSource(f field, what string) Source {
 		return src
 	}
 	stream := false
-	var by *field
+	var by, clock *field
 	for _, f := range fields {
 		switch f.name {
 		case "partition_by":
 			by = &f
+		case "time":
+			clock = &f
 		case "stream":
 			stream = true
 			src.Stream = p.streamName(f.value, what+".stream")
@@ -109,8 +111,15 @@ func (p *specParser) parseSource(f field, what string) Source {
 	if !stream {
 		p.errorf(f.at, "", "%s: the field \"stream\" is missing", what)
 	}
+	if clock != nil {
+		p.sourceTime(*clock, &src, what+".time")
+	}
 	if by != nil {
 		p.partitionBy(*by, &src, what+".partition_by")
+	}
+	if by != nil && clock != nil {
+		p.errorf(clock.at, "leave out partition_by, or time to go by the timestamps of the stream",
+			"%s: with partition_by a worker does not see the times of all records, which the watermark of the source is made of", what+".time")
 	}
 	return src
 }

@@ -70,6 +70,9 @@ type Source struct {
 	// PartitionBy are the tokens of the subject by which the server sorts the
 	// records; empty where it does not.
 	PartitionBy []int
+	// Time says where the records have their time; nil for the timestamps of the
+	// stream.
+	Time *Clock
 }
 
 // Dev is what `natsflow dev` needs besides the flow.

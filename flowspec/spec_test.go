@@ -129,7 +129,7 @@ func TestSpec_Hash(t *testing.T) {
 
 func TestSpec_Plan(t *testing.T) {
 	for name, path := range map[string]string{
-		"flights": "../examples/flights", "earthquakes": "../examples/earthquakes", "travel": "testdata/travel.yaml",
+		"flights": "../examples/flights", "earthquakes": "../examples/earthquakes", "travel": "testdata/travel.yaml", "daily": "../examples/flights/daily.yaml",
 	} {
 		s, err := Load(path)
 		if err != nil {
@@ -308,7 +308,7 @@ var fence = regexp.MustCompile("(?ms)^```yaml\n(.*?)^```$")
 // TestDocs reads every piece of YAML in the documents. A piece that is no whole
 // flow is one or several steps, or a few fields of a flow.
 func TestDocs(t *testing.T) {
-	for _, file := range []string{"../docs/YAML.md", "../examples/flights/README.md", "../examples/earthquakes/README.md"} {
+	for _, file := range []string{"../docs/YAML.md", "../README.md", "../examples/flights/README.md", "../examples/earthquakes/README.md"} {
 		text, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)
@@ -359,7 +359,7 @@ func wholeFlow(piece string) string {
 
 // FuzzParse reads anything. What is accepted can be built, planned and run.
 func FuzzParse(f *testing.F) {
-	for _, file := range []string{"../examples/flights/flow.yaml", "../examples/earthquakes/flow.yaml", "testdata/travel.yaml"} {
+	for _, file := range []string{"../examples/flights/flow.yaml", "../examples/earthquakes/flow.yaml", "../examples/flights/daily.yaml", "testdata/travel.yaml"} {
 		src, err := os.ReadFile(file)
 		if err != nil {
 			f.Fatal(err)

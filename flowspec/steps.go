@@ -35,6 +35,19 @@ type stepHead struct {
 
 func (h *stepHead) head() *stepHead { return h }
 
+// sinkOf returns what a step publishes to, nil if it does not.
+func sinkOf(st step) *toStep {
+	switch st := st.(type) {
+	case *toStep:
+		return st
+	case *aggregateStep:
+		if st.windows != nil {
+			return st.windows.late
+		}
+	}
+	return nil
+}
+
 func (h *stepHead) options() []flow.StepOption {
 	return []flow.StepOption{flow.ID(h.id), flow.Kind(h.kind)}
 }
@@ -73,6 +86,8 @@ type aggregateStep struct {
 	stepHead
 	aggregate aggregate
 	emit      flow.EmitMode
+	// windows is nil for an aggregate over all records of a key.
+	windows *windows
 }
 
 type dedupeStep struct {
@@ -95,8 +110,8 @@ var operators = []string{"filter", "map", "expand", "key", "aggregate", "dedupe"
 
 // rawStep is a step whose fields have been told apart.
 type rawStep struct {
-	op                 field
-	id, emit, stopWhen *field
+	op                               field
+	id, emit, stopWhen, window, late *field
 }
 
 // stepsOf reads the steps of a list.
@@ -140,6 +155,10 @@ func (p *specParser) rawStep(n ast.Node) (raw rawStep, ok bool) {
 			raw.emit = &f
 		case f.name == "stop_when":
 			raw.stopWhen = &f
+		case f.name == "window":
+			raw.window = &f
+		case f.name == "late":
+			raw.late = &f
 		default:
 			stray = append(stray, f)
 		}
@@ -154,6 +173,12 @@ func (p *specParser) rawStep(n ast.Node) (raw rawStep, ok bool) {
 	if raw.emit != nil && raw.op.name != "aggregate" {
 		p.errorf(raw.emit.at, "", "emit belongs to an aggregate")
 	}
+	if raw.window != nil && raw.op.name != "aggregate" {
+		p.errorf(raw.window.at, "", "window belongs to an aggregate")
+	}
+	if raw.late != nil && raw.window == nil {
+		p.errorf(raw.late.at, "", "late belongs to an aggregate with a window")
+	}
 	if raw.stopWhen != nil && raw.op.name != "to" {
 		p.errorf(raw.stopWhen.at, "", "stop_when belongs to a to")
 	}
@@ -164,7 +189,7 @@ func (p *specParser) strayFields(raw rawStep, stray []field, isStep bool) {
 	options := []string{"id"}
 	switch raw.op.name {
 	case "aggregate":
-		options = append(options, "emit")
+		options = append(options, "emit", "window", "late")
 	case "to":
 		options = append(options, "stop_when")
 	}
@@ -216,6 +241,16 @@ func (p *specParser) nameSteps(lists []*stepList) {
 		}
 	}
 	slices.SortFunc(named, func(a, b *stepHead) int { return a.at.compare(b.at) })
+	defer func() {
+		for _, l := range lists {
+			for _, s := range l.steps {
+				if st, ok := s.(*aggregateStep); ok && st.windows != nil && st.windows.late != nil {
+					// An id in a file has no dot.
+					st.windows.late.id = st.id + ".late"
+				}
+			}
+		}
+	}()
 	used := map[string]*stepHead{}
 	for _, h := range named {
 		if first := used[h.id]; first != nil {
@@ -253,7 +288,7 @@ func (p *specParser) step(raw rawStep) step {
 	case "key":
 		return p.keyStep(f)
 	case "aggregate":
-		return p.aggregateStep(f, raw.emit)
+		return p.aggregateStep(raw)
 	case "dedupe":
 		return p.dedupeStep(f)
 	}
@@ -394,22 +429,29 @@ func (p *specParser) needKey(at position, kind string) {
 	}
 }
 
-func (p *specParser) aggregateStep(f field, emit *field) step {
+func (p *specParser) aggregateStep(raw rawStep) step {
+	f, before := raw.op, p.scope
 	p.needKey(f.at, "aggregate")
+	before.keyed = true
 	st := &aggregateStep{}
-	if emit != nil {
-		st.emit = flow.EmitMode(p.choice(*emit, "update", "commit"))
+	if raw.emit != nil && raw.window == nil {
+		st.emit = flow.EmitMode(p.choice(*raw.emit, "update", "commit"))
 	}
 	fields, ok := p.mapping(f.value, "aggregate")
 	if !ok {
 		return nil
 	}
 	names := []string{"key"}
+	if raw.window != nil {
+		names = append(names, nameWindow)
+	}
 	for _, m := range fields {
-		switch m.name {
-		case "key":
+		switch {
+		case m.name == "key":
 			p.errorf(m.at, "", "aggregate: key is in the result already: the record's key")
-		case "":
+		case m.name == nameWindow && raw.window != nil:
+			p.errorf(m.at, "", "aggregate: window is in the result already: the bounds of the window")
+		case m.name == "":
 			p.errorf(m.at, "", "aggregate: a member without a name")
 		default:
 			names = append(names, m.name)
@@ -422,6 +464,10 @@ func (p *specParser) aggregateStep(f field, emit *field) step {
 		p.errorf(f.at, "", "aggregate: there is no member")
 	}
 	st.aggregate.finish()
+	if raw.window != nil {
+		p.windowed(st, raw, before)
+		p.scope.windowed = true
+	}
 	p.produce(f.at, "aggregate", names)
 	return st
 }
@@ -544,7 +590,7 @@ func (p *specParser) toStep(f field, stopWhen *field) step {
 	case isStream == isBucket:
 		p.errorf(f.at, "", "to is {stream: NAME, subject: TEMPLATE} or {kv: BUCKET, key: TEMPLATE}")
 	case isStream:
-		p.toStream(f, st, stream, forms)
+		p.toStream(f, st, "to", stream, forms)
 	default:
 		p.toBucket(f, st, bucket, forms)
 	}
@@ -554,25 +600,25 @@ func (p *specParser) toStep(f field, stopWhen *field) step {
 	return st
 }
 
-func (p *specParser) toStream(f field, st *toStep, stream field, forms map[string]field) {
+func (p *specParser) toStream(f field, st *toStep, what string, stream field, forms map[string]field) {
 	st.sink = flow.SinkStream
-	st.name = p.streamName(stream.value, "to.stream")
+	st.name = p.streamName(stream.value, what+".stream")
 	if key, ok := forms["key"]; ok {
 		p.errorf(key.at, "a stream has a subject", "to: key belongs to kv")
 	}
 	subject, ok := forms["subject"]
 	if !ok {
-		p.errorf(f.at, "", "to: the field \"subject\" is missing")
+		p.errorf(f.at, "", "%s: the field \"subject\" is missing", what)
 		return
 	}
-	s, ok := p.text(subject.value, "to.subject")
+	s, ok := p.text(subject.value, what+".subject")
 	if !ok {
 		return
 	}
-	st.template = p.template(s, "to.subject", subjectTemplate, &p.scope)
+	st.template = p.template(s, what+".subject", subjectTemplate, &p.scope)
 	for _, src := range p.spec.Sources {
 		if st.template != nil && st.name == src.Stream && readsBack(src, st.template.wildcard) {
-			p.errorf(s.start, "", "to: the flow would read its own results: they go to the stream %q, which it reads", st.name)
+			p.errorf(s.start, "", "%s: the flow would read its own results: they go to the stream %q, which it reads", what, st.name)
 		}
 	}
 }

@@ -224,7 +224,7 @@ func FuzzState(f *testing.F) {
 		if diff := cmp.Diff(g, back, cmp.AllowUnexported(group{}, acc{}, value{})); diff != "" {
 			t.Error(diff)
 		}
-		if result := a.appendResult(nil, &flow.Meta{Key: "k"}, &g); !json.Valid(result) {
+		if result := a.appendResult(nil, &flow.Meta{Key: "k"}, record{group: &g}); !json.Valid(result) {
 			t.Errorf("%s", result)
 		}
 	})

@@ -8,8 +8,12 @@ import "maps"
 type Head struct {
 	// Offsets has, per source stream, the last sequence that is applied.
 	Offsets map[string]uint64 `json:"offsets,omitempty"`
-	// Watermarks per source stream, Unix nanoseconds.
+	// Watermarks per source, Unix nanoseconds: up to where the task has done what is
+	// due.
 	Watermarks map[string]int64 `json:"watermarks,omitempty"`
+	// Clocks has, per source, the highest time of the records up to Offsets, Unix
+	// nanoseconds: what whoever reads on from there has to begin with.
+	Clocks map[string]int64 `json:"clocks,omitempty"`
 	// Epoch of the flow in which the entry was written.
 	Epoch uint64 `json:"epoch,omitempty"`
 	// Final marks the last entry of a drain at Epoch.
@@ -27,6 +31,8 @@ type Head struct {
 	Results uint64 `json:"results,omitempty"`
 	// DeadLetters written, since the task was created.
 	DeadLetters uint64 `json:"dead_letters,omitempty"`
+	// Late records, since the task was created.
+	Late uint64 `json:"late,omitempty"`
 }
 
 // clone copies the maps, so that the log's own head cannot be changed by the
@@ -34,14 +40,15 @@ type Head struct {
 func (h Head) clone() Head {
 	h.Offsets = maps.Clone(h.Offsets)
 	h.Watermarks = maps.Clone(h.Watermarks)
+	h.Clocks = maps.Clone(h.Clocks)
 	h.Sinks = maps.Clone(h.Sinks)
 	return h
 }
 
 // isZero tells a head that says nothing.
 func (h Head) isZero() bool {
-	return len(h.Offsets) == 0 && len(h.Watermarks) == 0 && h.Epoch == 0 && !h.Final && h.Published == 0 &&
-		len(h.Sinks) == 0 && h.Records == 0 && h.Results == 0 && h.DeadLetters == 0
+	return len(h.Offsets) == 0 && len(h.Watermarks) == 0 && len(h.Clocks) == 0 && h.Epoch == 0 && !h.Final && h.Published == 0 &&
+		len(h.Sinks) == 0 && h.Records == 0 && h.Results == 0 && h.DeadLetters == 0 && h.Late == 0
 }
 
 // confirm returns h with what later says about publishing. Nothing else is

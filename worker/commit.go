@@ -107,6 +107,7 @@ func (s *session) commitJob(ctx context.Context, t *task, j job) error {
 	s.metrics.committed(j.sealed)
 	s.results.Add(int64(j.sealed.Outputs - j.sealed.DeadLetters))
 	s.deadLetters.Add(int64(j.sealed.DeadLetters))
+	s.late.Add(int64(j.sealed.Late))
 	if err := s.publish(ctx, t, n, outbox, j.head.Sinks); err != nil {
 		return err
 	}

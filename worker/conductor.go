@@ -258,7 +258,7 @@ func (c *conductor) handOver(t *task) error {
 	var final *control.Final
 	if t.head.Final {
 		final = &control.Final{
-			Epoch: t.head.Epoch, Results: t.head.Results, DeadLetters: t.head.DeadLetters,
+			Epoch: t.head.Epoch, Results: t.head.Results, DeadLetters: t.head.DeadLetters, Late: t.head.Late,
 			Worker: c.s.cfg.Name, Time: time.Now().UTC(),
 		}
 	}
@@ -381,7 +381,7 @@ func (c *conductor) adopt(o opened) error {
 	if err := c.halt(); err != nil {
 		return err
 	}
-	positions := make([]uint64, len(c.s.readers))
+	positions, highest := make([]uint64, len(c.s.readers)), make([]int64, len(c.s.readers))
 	for i, r := range c.s.readers {
 		for _, t := range c.held {
 			t.seen[i] = max(t.seen[i], r.routed)
@@ -390,17 +390,19 @@ func (c *conductor) adopt(o opened) error {
 			}
 		}
 		at, some := r.routed, len(c.held) > len(c.ending)
+		highest[i] = r.router.HighestTime()
 		for _, t := range o.tasks {
-			if !some {
-				at, some = t.floor[i], true
+			if !some || t.floor[i] < at {
+				// Its log knows the clock of the source there.
+				at, highest[i], some = t.floor[i], t.highest[i], true
 			}
-			at = min(at, t.floor[i])
 			r.own(t.id.Partition, t.floor[i])
 			r.reach(t.floor[i])
 		}
 		if err := r.seek(c.s.ctx, at); err != nil {
 			return err
 		}
+		r.restart(highest[i])
 		positions[i] = at
 	}
 	if slices.Contains(o.names, c.w.taskNames[0]) {
@@ -417,7 +419,7 @@ func (c *conductor) adopt(o opened) error {
 		})
 	}
 	err := c.s.tell(o.tasks, func(own []*task) laneInput {
-		return laneInput{adopt: &adoption{tasks: own, positions: positions}}
+		return laneInput{adopt: &adoption{tasks: own, positions: positions, highest: highest}}
 	})
 	if err != nil {
 		return err

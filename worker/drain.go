@@ -357,6 +357,7 @@ func (c *conductor) report(rec control.Record, tasks map[string]control.TaskReco
 		final := tasks[name].Final
 		report.Results += final.Results
 		report.DeadLetters += final.DeadLetters
+		report.Late += final.Late
 		workers[final.Worker] = true
 		if final.Time.After(last) {
 			last, report.Last = final.Time, final.Worker

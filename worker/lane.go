@@ -6,6 +6,7 @@ import (
 	"maps"
 	"math"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"natsflow/flow"
@@ -35,6 +36,8 @@ type chunk struct {
 	source  int
 	through uint64
 	batches []*flow.Batch
+	// highest time of the records up to through, and the watermark there.
+	highest, mark int64
 }
 
 // laneInput is a chunk, or a change of what the lane has to do. All that came
@@ -51,6 +54,8 @@ type adoption struct {
 	// positions of the sources, by index, behind which reading goes on. They may
 	// be before what the lane's other tasks have processed.
 	positions []uint64
+	// highest times of the sources up to there.
+	highest []int64
 }
 
 // ending takes tasks from a lane, which commits and releases them. Nothing more
@@ -74,6 +79,8 @@ type task struct {
 	// floor holds, by source, positions up to which records are part of the state
 	// though the lane has not come so far: it may have gone back for another task.
 	floor []uint64
+	// highest are the highest times of the records up to floor.
+	highest []int64
 	// fences are the last sequences of the task's fence subject in each target.
 	fences []uint64
 	// inFlight: a job is on its way; the next has to wait.
@@ -104,8 +111,10 @@ type task struct {
 	// last job was handed over.
 	end   *ending
 	ended bool
-	// last are the positions at which it ends.
-	last []uint64
+	// last are the positions at which it ends, lastHighest the highest times up to
+	// there.
+	last        []uint64
+	lastHighest []int64
 	// keys is the number of keys with state, stateBytes what they take in the bucket,
 	// as they were measured last.
 	keys       int
@@ -125,8 +134,12 @@ type lane struct {
 	byPos map[int]*task
 	// kept are the partitions whose tasks left with results that a sink refuses.
 	kept map[int]bool
-	// pos is how far the lane has processed each source.
-	pos []uint64
+	// pos is how far the lane has processed each source, highest the highest times
+	// up to there.
+	pos     []uint64
+	highest []int64
+	// due is the watermark at which one of the tasks has something to do.
+	due atomic.Int64
 }
 
 // run processes what comes until ctx ends.
@@ -217,20 +230,22 @@ func (l *lane) take(ctx context.Context, msg laneInput) error {
 		}
 	}
 	l.pos[msg.chunk.source] = max(l.pos[msg.chunk.source], msg.chunk.through)
-	return nil
+	return l.advance(msg.chunk)
 }
 
 // adopt takes tasks over, and goes back for them to where they are. What the
 // lane's other tasks have processed since then is part of their state.
 func (l *lane) adopt(a *adoption) {
 	for _, t := range l.tasks {
-		t.floor = l.positions(t)
+		t.floor, t.highest = l.positions(t), l.highestOf(t)
 	}
 	copy(l.pos, a.positions)
+	copy(l.highest, a.highest)
 	for _, t := range a.tasks {
 		l.tasks = append(l.tasks, t)
 		l.byPos[t.id.Partition] = t
 	}
+	l.showDue()
 	l.s.progress(l)
 }
 
@@ -241,7 +256,7 @@ func (l *lane) begin(e *ending) {
 	}
 	for _, t := range e.tasks {
 		// From here on the lane goes on without it, while a commit may be in flight.
-		t.last = l.positions(t)
+		t.last, t.lastHighest = l.positions(t), l.highestOf(t)
 		t.end = e
 		if !t.baseHanded {
 			t.dropBase()
@@ -339,10 +354,12 @@ func (l *lane) nextHead(t *task, sealed flow.Sealed) kvsnap.Head {
 	for i, p := range l.positions(t) {
 		h.Offsets[l.s.sources[i].Stream] = p
 	}
+	l.putClocks(t, &h)
 	h.Epoch, h.Final = l.s.epoch.Load(), false
 	h.Records += uint64(sealed.Records)
 	h.Results += uint64(sealed.Outputs - sealed.DeadLetters)
 	h.DeadLetters += uint64(sealed.DeadLetters)
+	h.Late += uint64(sealed.Late)
 	return h
 }
 

@@ -11,10 +11,10 @@ import (
 
 // Metrics are the counters of a worker. Their labels are the flow's name, and the source where there is one for each.
 type Metrics struct {
-	commits, records, results, dead, publishes prometheus.Counter
-	stateBytes                                 prometheus.Counter
-	position, headroom                         *prometheus.GaugeVec
-	written                                    *prometheus.CounterVec
+	commits, records, results, dead, late, publishes prometheus.Counter
+	stateBytes                                       prometheus.Counter
+	position, headroom                               *prometheus.GaugeVec
+	written                                          *prometheus.CounterVec
 }
 
 // NewMetrics makes the metrics of a flow and registers them. Registering the same
@@ -53,6 +53,7 @@ func NewMetrics(r prometheus.Registerer, flowName string) (*Metrics, error) {
 		records:    counter("natsflow_records_total", "Records applied by committed entries."),
 		results:    counter("natsflow_results_total", "Results in committed entries, dead letters not counted."),
 		dead:       counter("natsflow_dead_letters_total", "Dead letters in committed entries."),
+		late:       counter("natsflow_late_records_total", "Records applied by committed entries that came after their window was closed."),
 		publishes:  counter("natsflow_published_total", "Messages published to sinks and acknowledged."),
 		stateBytes: counter("natsflow_state_delta_bytes_total", "Bytes of changed state in committed entries, before compression."),
 		position:   gauges("natsflow_source_position_sequence", "Sequence up to which a source is processed, committed and published."),
@@ -78,6 +79,7 @@ func (m *Metrics) committed(s flow.Sealed) {
 	m.records.Add(float64(s.Records))
 	m.results.Add(float64(s.Outputs - s.DeadLetters))
 	m.dead.Add(float64(s.DeadLetters))
+	m.late.Add(float64(s.Late))
 	m.stateBytes.Add(float64(len(s.Delta)))
 }
 

@@ -72,6 +72,9 @@ type reader struct {
 	// out holds, for each lane, batches that it had no room for.
 	out    [][]*flow.Batch
 	unsent bool
+	// mark is the watermark by the server's clock, lastTime the timestamp of the last
+	// message if it is known.
+	mark, lastTime int64
 
 	// mu guards what follows; it is held for moments only.
 	mu sync.Mutex
@@ -96,7 +99,7 @@ func newReader(s *session, source int) *reader {
 	r := &reader{
 		s: s, source: source, stream: s.sources[source].Stream, router: s.flow.Router(source),
 		mirror: s.mirrors[source], owned: make([]bool, s.flow.Options().Partitions),
-		out: make([][]*flow.Batch, len(s.lanes)), limit: math.MaxUint64, until: math.MaxInt64, limited: make(chan struct{}),
+		out: make([][]*flow.Batch, len(s.lanes)), limit: math.MaxUint64, until: math.MaxInt64, limited: make(chan struct{}), mark: noTime,
 	}
 	r.router.ReadFrom(r.stream)
 	for p := range s.flow.Options().Partitions {
@@ -258,6 +261,7 @@ func (r *reader) scan(ctx context.Context) error {
 	wg.Go(func() { r.flushNowAndThen(ctx) })
 	wg.Go(func() { r.watchLimit(ctx, cancel) })
 	wg.Go(func() { r.watchStream(ctx, cancel) })
+	wg.Go(func() { r.followServer(ctx) })
 	err := r.cursor.Load().Run(ctx, func(m *bus.Msg) error { return r.handle(ctx, m) })
 	reached := errors.Is(err, errReachedLimit)
 	if cause := context.Cause(ctx); !reached && cause != nil {
@@ -301,7 +305,7 @@ func (r *reader) handle(ctx context.Context, m *bus.Msg) error {
 	if err := r.s.cfg.reached(ctx, "read", ""); err != nil {
 		return err
 	}
-	r.routed = m.Seq
+	r.routed, r.lastTime = m.Seq, m.Time
 	r.waiting++
 	if m.Pending == 0 || r.waiting >= batchRecords {
 		if err := r.flush(true); err != nil {
@@ -344,7 +348,7 @@ func (r *reader) flush(wait bool) error {
 	})
 	r.waiting, r.unsent = 0, false
 	for i, l := range r.s.lanes {
-		in := laneInput{chunk: chunk{source: r.source, through: r.routed, batches: r.out[i]}}
+		in := laneInput{chunk: chunk{source: r.source, through: r.routed, batches: r.out[i], highest: r.router.HighestTime(), mark: max(r.mark, r.router.Watermark())}}
 		if !wait {
 			select {
 			case l.in <- in:

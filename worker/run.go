@@ -415,6 +415,9 @@ type failure struct {
 // not before the limits: then there is no use in trying again. Tasks run one
 // beside the other, so that a record may fail before one that failed earlier.
 func (f *failure) narrow(step *flow.StepError) bool {
+	if step.Seq == 0 {
+		return false // a window that closes: there is no record to stop before
+	}
 	limit, ok := f.limits[step.Stream]
 	if ok && step.Seq > limit {
 		return false

@@ -103,9 +103,9 @@ type session struct {
 	// owned is the number of tasks here, done how many were released for a drain.
 	owned, done atomic.Int32
 	// results and deadLetters are what the tasks have made since the flow's
-	// creation, keys the number of keys with state, stateBytes what they take in the
-	// bucket.
-	results, deadLetters, keys, stateBytes atomic.Int64
+	// creation, late counts late records, keys the number of keys with state,
+	// stateBytes what they take in the bucket.
+	results, deadLetters, late, keys, stateBytes atomic.Int64
 	// lastCommit is when a task committed last, in nanoseconds since 1970.
 	lastCommit atomic.Int64
 
@@ -141,6 +141,7 @@ func (s *session) took(t *task) {
 	s.owned.Add(1)
 	s.results.Add(int64(t.head.Results))
 	s.deadLetters.Add(int64(t.head.DeadLetters))
+	s.late.Add(int64(t.head.Late))
 	s.measure(t)
 	s.mu.Lock()
 	s.generations[t.id.String()] = t.log.Generation()
@@ -150,6 +151,7 @@ func (s *session) took(t *task) {
 func (s *session) gave(t *task) {
 	s.results.Add(-int64(t.head.Results))
 	s.deadLetters.Add(-int64(t.head.DeadLetters))
+	s.late.Add(-int64(t.head.Late))
 	s.keys.Add(-int64(t.keys))
 	s.stateBytes.Add(-int64(t.stateBytes))
 	s.mu.Lock()
@@ -306,6 +308,7 @@ func (s *session) claim(ctx context.Context, id kvsnap.TaskID) (*task, kvsnap.Re
 	}
 	t.flow.Loaded()
 	t.log, t.head = log, r.Head
+	t.restoreClocks(s.sources)
 	for i, src := range s.sources {
 		t.floor[i] = r.Head.Offsets[src.Stream]
 	}
@@ -439,10 +442,11 @@ func (s *session) makeLanes() {
 	s.low = make([][]atomic.Uint64, s.cfg.Lanes)
 	for i := range s.lanes {
 		s.lanes[i] = &lane{
-			s: s, index: i, in: make(chan laneInput, laneQueue), byPos: map[int]*task{}, kept: map[int]bool{}, pos: make([]uint64, len(s.sources)),
+			s: s, index: i, in: make(chan laneInput, laneQueue), byPos: map[int]*task{}, kept: map[int]bool{}, pos: make([]uint64, len(s.sources)), highest: slices.Repeat([]int64{noTime}, len(s.sources)),
 			// Room for a result of every task.
 			done: make(chan result, s.flow.Options().Partitions),
 		}
+		s.lanes[i].due.Store(math.MaxInt64)
 		s.low[i] = make([]atomic.Uint64, len(s.sources))
 		for k := range s.low[i] {
 			s.low[i][k].Store(math.MaxUint64)

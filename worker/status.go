@@ -30,6 +30,8 @@ type Status struct {
 	// Results and DeadLetters are those of its tasks since the flow's creation.
 	Results     uint64 `json:"results"`
 	DeadLetters uint64 `json:"dead_letters"`
+	// Late counts the records that came after their window was closed.
+	Late uint64 `json:"late,omitempty"`
 	// StateKeys is the number of keys with state, StateBytes what they take in the
 	// bucket, compressed; both as of the last commits.
 	StateKeys  int    `json:"state_keys"`
@@ -74,6 +76,7 @@ func (s *session) status() Status {
 		}
 	}
 	st.Results, st.DeadLetters = uint64(max(0, s.results.Load())), uint64(max(0, s.deadLetters.Load()))
+	st.Late = uint64(max(0, s.late.Load()))
 	st.StateKeys, st.StateBytes = int(s.keys.Load()), uint64(max(0, s.stateBytes.Load()))
 	if at := s.lastCommit.Load(); at > 0 {
 		st.LastCommit = time.Unix(0, at).UTC()

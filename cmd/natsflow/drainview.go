@@ -129,6 +129,9 @@ func printReport(c *Console, rec control.Record) {
 	}
 	t.add("results", count(r.Results))
 	t.add("dead letters", count(r.DeadLetters))
+	if r.Late > 0 {
+		t.add("late records", count(r.Late))
+	}
 	t.add("snapshot", fmt.Sprintf("%s, %s", plural(r.Tasks, "task"), size(r.SnapshotBytes)))
 	t.add("took", fmt.Sprintf("%v, %s", r.Duration.Round(time.Millisecond), reportWorkers(r)))
 	t.print(c.Out, "  ")

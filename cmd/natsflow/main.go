@@ -9,6 +9,7 @@ import (
 	"strings"
 	"syscall"
 	"time"
+	_ "time/tzdata" // time zones of windows, on machines that have none
 
 	"github.com/alecthomas/kong"
 	"github.com/oklog/run"

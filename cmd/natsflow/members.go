@@ -203,8 +203,8 @@ func (w crew) silent(rec control.Record) map[string]bool {
 
 // progress is how far a flow is, over all its tasks.
 type progress struct {
-	Results, Dead uint64
-	Keys          int
+	Results, Dead, Late uint64
+	Keys                int
 	// Trouble is what its workers wait for.
 	Trouble string
 	// Warnings are what needs somebody soon.
@@ -245,6 +245,7 @@ func (w crew) progress(rec control.Record, stored map[string]kvsnap.Head) progre
 		}
 		p.Results += m.Status.Results
 		p.Dead += m.Status.DeadLetters
+		p.Late += m.Status.Late
 		p.Keys += m.Status.StateKeys
 		for name := range rec.Sources {
 			if at, ok := m.Status.Sources[name]; ok {
@@ -258,6 +259,7 @@ func (w crew) progress(rec control.Record, stored map[string]kvsnap.Head) progre
 		case t.done(rec):
 			p.Results += t.final.Results
 			p.Dead += t.final.DeadLetters
+			p.Late += t.final.Late
 			for name := range rec.Sources {
 				p.reach(name, worker.SourceStatus{Read: rec.Drain.Cut[name], Committed: rec.Drain.Cut[name]})
 			}
@@ -266,6 +268,7 @@ func (w crew) progress(rec control.Record, stored map[string]kvsnap.Head) progre
 			head := stored[t.Task]
 			p.Results += head.Results
 			p.Dead += head.DeadLetters
+			p.Late += head.Late
 			for name := range rec.Sources {
 				p.reach(name, worker.SourceStatus{Read: head.Offsets[name], Committed: head.Offsets[name]})
 			}

@@ -48,6 +48,7 @@ type flowStatus struct {
 	TasksOwnerless int    `json:"tasks_without_owner"`
 	Results        uint64 `json:"results"`
 	Dead           uint64 `json:"dead_letters"`
+	Late           uint64 `json:"late,omitempty"`
 	// StateKeys is what the workers say, StateBytes the size of the snapshots.
 	StateKeys  int             `json:"state_keys"`
 	StateBytes uint64          `json:"state_bytes"`
@@ -210,6 +211,7 @@ func collectFlow(ctx context.Context, conn *bus.Conn, rec control.Record) (flowS
 		}
 	}
 	p := st.crew.progress(rec, heads)
+	st.Late = p.Late
 	st.Results, st.Dead, st.StateKeys, st.Trouble, st.Warnings = p.Results, p.Dead, p.Keys, p.Trouble, p.Warnings
 	if st.StateBytes, err = snapshotBytes(ctx, conn, rec.Flow); err != nil {
 		return st, err

@@ -77,8 +77,12 @@ func (f flowStatus) details(c *Console, now time.Time) []string {
 	if f.StateKeys > 0 {
 		state = plural(f.StateKeys, "key") + ", " + state
 	}
+	dead := plural(f.Dead, "dead letter")
+	if f.Late > 0 {
+		dead += ", " + plural(f.Late, "late record")
+	}
 	lines := []string{fmt.Sprintf("%s  %s  epoch %d, %s, %s; state: %s", c.style(styleBold, f.Flow),
-		c.style(colour, string(f.State)), f.Epoch, plural(f.Results, "result"), plural(f.Dead, "dead letter"), state)}
+		c.style(colour, string(f.State)), f.Epoch, plural(f.Results, "result"), dead, state)}
 	add := func(title string, body []string) {
 		if len(body) == 0 {
 			return

@@ -29,7 +29,8 @@ type room struct {
 var rooms = map[string]room{
 	// What to import and what to hide from: nothing in flow knows where records
 	// come from.
-	"flow": {stdOnly: true},
+	"flow":          {stdOnly: true},
+	"flow/flowtest": {ours: []string{"flow"}},
 	"bus":  {nats: true, test: []string{"testenv"}},
 
 	"kvsnap":   {ours: []string{"bus"}, test: []string{"testenv"}},
