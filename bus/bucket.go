@@ -60,9 +60,9 @@ func (c *Conn) EnsureBucket(ctx context.Context, cfg BucketConfig) (*Bucket, err
 	if !validName(cfg.Name) {
 		return nil, fmt.Errorf("opening bucket: %q is not a name of a bucket", cfg.Name)
 	}
-	b, err := c.openBucket(ctx, cfg.Name, cfg.MarkerTTL > 0)
-	if !isClass(err, ErrNotFound) {
-		return b, err
+	info, err := c.streamInfo(ctx, bucketStream(cfg.Name))
+	if !errors.Is(classOf(err), ErrNotFound) {
+		return c.bucketOf(cfg.Name, info, err, cfg.MarkerTTL > 0)
 	}
 	sc := jetstream.StreamConfig{
 		Name: bucketStream(cfg.Name), Subjects: []string{bucketPrefix(cfg.Name) + ">"}, Description: cfg.Description,
@@ -77,16 +77,18 @@ func (c *Conn) EnsureBucket(ctx context.Context, cfg BucketConfig) (*Bucket, err
 	if _, err := c.createStream(ctx, sc); err != nil && !isClass(err, ErrExists) {
 		return nil, err
 	}
-	return c.openBucket(ctx, cfg.Name, cfg.MarkerTTL > 0)
+	info, err = c.createdStream(ctx, bucketStream(cfg.Name))
+	return c.bucketOf(cfg.Name, info, err, cfg.MarkerTTL > 0)
 }
 
 // OpenBucket opens a bucket. It returns ErrNotFound if there is none of that name.
 func (c *Conn) OpenBucket(ctx context.Context, name string) (*Bucket, error) {
-	return c.openBucket(ctx, name, false)
+	info, err := c.streamInfo(ctx, bucketStream(name))
+	return c.bucketOf(name, info, err, false)
 }
 
-func (c *Conn) openBucket(ctx context.Context, name string, needTTL bool) (*Bucket, error) {
-	info, err := c.streamInfo(ctx, bucketStream(name))
+// bucketOf is the bucket of a stream that was looked for.
+func (c *Conn) bucketOf(name string, info *jetstream.StreamInfo, err error, needTTL bool) (*Bucket, error) {
 	if err != nil {
 		return nil, classify("opening bucket "+name, err)
 	}

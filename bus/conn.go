@@ -18,6 +18,9 @@ import (
 // minMajor and minMinor are the oldest server that has all that is used here (fast ingest, ADR-50; per-key TTL).
 const minMajor, minMinor = 2, 15
 
+// versionPoll is the time between looks at a new connection that was lost again.
+const versionPoll = 10 * time.Millisecond
+
 // Conn is a connection to NATS with JetStream. It is safe for concurrent use. After the first connect it reconnects
 // for ever, until Close or Abort. While it is away nothing is buffered: calls wait for it, within their bounds.
 type Conn struct {
@@ -61,11 +64,12 @@ func Connect(ctx context.Context, cfg Config) (*Conn, error) {
 	}
 	c.acks = newAckHub(c)
 	c.life, c.end = context.WithCancel(context.WithoutCancel(ctx))
-	if err := c.dial(ctx, append(c.options(), creds...)); err != nil {
+	deadline := time.Now().Add(c.cfg.ConnectTimeout)
+	if err := c.dial(ctx, deadline, append(c.options(), creds...)); err != nil {
 		c.end()
 		return nil, err
 	}
-	if err := c.ready(); err != nil {
+	if err := c.ready(ctx, deadline); err != nil {
 		c.Close()
 		return nil, err
 	}
@@ -73,13 +77,16 @@ func Connect(ctx context.Context, cfg Config) (*Conn, error) {
 }
 
 // ready finishes a connection that nats.go has made.
-func (c *Conn) ready() error {
-	if err := checkVersion(c.nc.ConnectedServerVersion()); err != nil {
+func (c *Conn) ready(ctx context.Context, deadline time.Time) error {
+	version, err := c.awaitVersion(ctx, deadline)
+	if err == nil {
+		err = checkVersion(version)
+	}
+	if err != nil {
 		return fmt.Errorf("connecting to %s: %w", c.URL(), err)
 	}
 	var opts []jetstream.JetStreamOpt
 	opts = append(opts, jetstream.WithDefaultTimeout(c.cfg.RequestTimeout))
-	var err error
 	if c.cfg.domain != "" && c.cfg.apiPrefix == "" {
 		c.js, err = jetstream.NewWithDomain(c.nc, c.cfg.domain, opts...)
 	} else {
@@ -89,6 +96,25 @@ func (c *Conn) ready() error {
 		return fmt.Errorf("connecting to %s: %w", c.URL(), err)
 	}
 	return c.acks.start()
+}
+
+// awaitVersion returns the server's version. A connection that was lost again just after it was made has none until it
+// is back, which is no reason to think that the server is old.
+func (c *Conn) awaitVersion(ctx context.Context, deadline time.Time) (string, error) {
+	for {
+		if version := c.nc.ConnectedServerVersion(); version != "" {
+			return version, nil
+		}
+		if err := c.gate.check(); err != nil {
+			return "", err
+		}
+		if time.Now().After(deadline) {
+			return "", fmt.Errorf("no server within %s: %w", c.cfg.ConnectTimeout, nats.ErrDisconnected)
+		}
+		if err := sleep(ctx, versionPoll); err != nil {
+			return "", err
+		}
+	}
 }
 
 func (c *Conn) options() []nats.Option {
@@ -105,8 +131,8 @@ func (c *Conn) options() []nats.Option {
 		nats.FlusherTimeout(flusherTimeout),
 		nats.PingInterval(10 * time.Second),
 		nats.MaxPingsOutstanding(2),
-		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) { c.onDown(err) }),
-		nats.ReconnectHandler(func(*nats.Conn) { c.onUp() }),
+		nats.DisconnectErrHandler(func(nc *nats.Conn, err error) { c.onDown(nc, err) }),
+		nats.ReconnectHandler(c.onUp),
 		nats.ClosedHandler(func(*nats.Conn) { close(c.closed) }),
 		nats.ErrorHandler(func(_ *nats.Conn, sub *nats.Subscription, err error) {
 			subject := ""
@@ -123,13 +149,11 @@ func (c *Conn) options() []nats.Option {
 }
 
 // dial makes the first connection.
-func (c *Conn) dial(ctx context.Context, opts []nats.Option) error {
-	deadline := time.Now().Add(c.cfg.ConnectTimeout)
+func (c *Conn) dial(ctx context.Context, deadline time.Time, opts []nats.Option) error {
 	for attempt := 0; ; attempt++ {
 		nc, err := nats.Connect(c.cfg.URL, opts...)
 		if err == nil {
-			c.nc = nc
-			close(c.up)
+			c.made(nc)
 			return nil
 		}
 		if errors.Is(err, nats.ErrAuthorization) || errors.Is(err, nats.ErrAuthExpired) || errors.Is(err, ErrUntrusted) {
@@ -148,7 +172,23 @@ func (c *Conn) dial(ctx context.Context, opts []nats.Option) error {
 	}
 }
 
-func (c *Conn) onDown(err error) {
+// made takes the first connection. It may be lost already, and even be back: then onDown and onUp run meanwhile, or
+// did before, or will.
+func (c *Conn) made(nc *nats.Conn) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.nc = nc
+	if !nc.IsConnected() {
+		return // onUp is still to come
+	}
+	select {
+	case <-c.up:
+	default:
+		close(c.up)
+	}
+}
+
+func (c *Conn) onDown(nc *nats.Conn, err error) {
 	c.mu.Lock()
 	select {
 	case <-c.up:
@@ -157,13 +197,13 @@ func (c *Conn) onDown(err error) {
 	default:
 	}
 	c.mu.Unlock()
-	if c.gate.aborted.Load() || c.nc == nil || c.nc.IsClosed() {
+	if c.gate.aborted.Load() || nc.IsClosed() {
 		return
 	}
 	c.log.Warn("disconnected from NATS", "err", err)
 }
 
-func (c *Conn) onUp() {
+func (c *Conn) onUp(nc *nats.Conn) {
 	c.mu.Lock()
 	select {
 	case <-c.up:
@@ -172,7 +212,7 @@ func (c *Conn) onUp() {
 		close(c.up)
 	}
 	c.mu.Unlock()
-	c.log.Info("reconnected to NATS", "url", c.nc.ConnectedUrlRedacted())
+	c.log.Info("reconnected to NATS", "url", nc.ConnectedUrlRedacted())
 }
 
 // Close sends what has been published, with a bound of two seconds, closes and waits for its goroutines.

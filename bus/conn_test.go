@@ -1,18 +1,22 @@
 package bus
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"net"
 	"os"
 	"path/filepath"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
 
 	"natsflow/testenv"
 )
@@ -36,6 +40,77 @@ func TestConnect(t *testing.T) {
 	}
 	if _, err := c.Stream(t.Context(), "S"); !errors.Is(err, ErrClosed) {
 		t.Errorf("Stream after Close: %v", err)
+	}
+}
+
+// hangUp ends the first connection as soon as the server has answered the handshake.
+type hangUp struct {
+	dial func() (net.Conn, error)
+	once sync.Once
+}
+
+func (h *hangUp) open() (net.Conn, error) {
+	conn, err := h.dial()
+	h.once.Do(func() { conn = &shortConn{Conn: conn} })
+	return conn, err
+}
+
+type shortConn struct {
+	net.Conn
+	over bool
+}
+
+func (c *shortConn) Read(b []byte) (int, error) {
+	if c.over {
+		return 0, io.EOF
+	}
+	n, err := c.Conn.Read(b)
+	c.over = bytes.Contains(b[:n], []byte("PONG"))
+	return n, err
+}
+
+// A connection that is lost as soon as it is there comes back. While it is away the server has no version, which does
+// not make it too old.
+func TestConnect_LostAtOnce(t *testing.T) {
+	s := testenv.StartServer(t)
+	for range 25 {
+		h := &hangUp{dial: s.InProcess}
+		c, err := Connect(limited(t), Config{InProcess: h.open})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Stream(limited(t), "S"); !errors.Is(err, ErrNotFound) {
+			t.Errorf("it cannot be used: %v", err)
+		}
+		c.Close()
+	}
+}
+
+// A connection that is not there again in time says so, and one that may not come back ends at once.
+func TestConn_ready(t *testing.T) {
+	s := testenv.StartServer(t)
+	link := testenv.NewLink(t)
+	var shut atomic.Bool
+	c := connect(t, s, func(cfg *Config) {
+		cfg.InProcess, cfg.Trusted = link.Dialer(s.InProcess), func() bool { return !shut.Load() }
+	})
+	link.Cut()
+	for c.Connected() {
+		if err := sleep(limited(t), time.Millisecond); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := c.ready(limited(t), time.Now()); !errors.Is(err, nats.ErrDisconnected) {
+		t.Errorf("no server: %v", err)
+	}
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := c.ready(over, time.Now().Add(time.Hour)); !errors.Is(err, context.Canceled) {
+		t.Errorf("no patience: %v", err)
+	}
+	shut.Store(true)
+	if err := c.ready(limited(t), time.Now().Add(time.Hour)); !errors.Is(err, ErrUntrusted) {
+		t.Errorf("no trust: %v", err)
 	}
 }
 

@@ -43,7 +43,7 @@ func (c *Conn) EnsureMirror(ctx context.Context, cfg MirrorConfig) (info StreamI
 			return info, err == nil, err
 		}
 		// Somebody was faster; what they have created counts.
-		is, err = c.streamInfo(ctx, cfg.Name)
+		is, err = c.createdStream(ctx, cfg.Name)
 		err = classify("looking at mirror "+cfg.Name, err)
 	}
 	if err != nil {

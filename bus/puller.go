@@ -16,9 +16,11 @@ import (
 )
 
 const (
-	pullExpires    = 30 * time.Second
-	pullHeartbeat  = 5 * time.Second
-	pullSilence    = 2*pullHeartbeat + time.Second // without a heartbeat for this long the consumer is taken for lost
+	pullExpires   = 30 * time.Second
+	pullHeartbeat = 2 * time.Second
+	// pullSilence is how long there may be no heartbeat before the consumer is taken for lost. The server that had it
+	// may be gone; that is to be known when the cluster has elected another leader, after 4 to 9 s, and not long after.
+	pullSilence    = 2*pullHeartbeat + time.Second
 	pullUnsettled  = 100 * time.Millisecond
 	pullMessages   = 20000
 	pullBytes      = 32 << 20

@@ -87,6 +87,18 @@ func (c *Conn) streamInfo(ctx context.Context, name string) (*jetstream.StreamIn
 	return &info, nil
 }
 
+// createdStream looks for a stream that has just been created, or is just being created by somebody else: in a cluster,
+// the server that answers may have to hear of it first.
+func (c *Conn) createdStream(ctx context.Context, name string) (info *jetstream.StreamInfo, err error) {
+	err = c.retry(ctx, func(ctx context.Context) error {
+		if info, err = c.streamInfo(ctx, name); errors.Is(classOf(err), ErrNotFound) {
+			return &classed{doing: "looking for stream " + name + ", which has been created", class: ErrConflict, err: err}
+		}
+		return err
+	})
+	return info, err
+}
+
 // CreateStream creates a stream with file storage, of which only the leader answers gets. It is no error if it is there
 // with the very same settings; ErrExists if they differ.
 func (c *Conn) CreateStream(ctx context.Context, cfg StreamConfig) (StreamInfo, error) {
@@ -158,9 +170,12 @@ func (c *Conn) EnsureSink(ctx context.Context, cfg SinkConfig) (info StreamInfo,
 	info, err = c.createStream(ctx, sinkStream(name, subjects, cfg))
 	if isClass(err, ErrExists) {
 		// Somebody was faster; what they have created counts.
-		if info, err = c.Stream(ctx, name); err == nil {
-			return info, false, covered(info, subjects)
+		is, err := c.createdStream(ctx, name)
+		if err != nil {
+			return info, false, classify("looking at stream "+name, err)
 		}
+		info = streamInfo(is)
+		return info, false, covered(info, subjects)
 	}
 	return info, err == nil, err
 }

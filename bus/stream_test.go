@@ -1,15 +1,55 @@
 package bus
 
 import (
+	"encoding/json"
 	"errors"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"natsflow/testenv"
 )
+
+// A stream that somebody else creates at the same moment may be known to one server of a cluster, which refuses to
+// create another, and not yet to the next that is asked. A server is played here that is in such a cluster.
+func TestConn_createdElsewhere(t *testing.T) {
+	s := testenv.StartServer(t, testenv.NoJetStream())
+	c, elsewhere := connect(t, s), connect(t, s)
+	var asked atomic.Int64
+	cfg := jetstream.StreamConfig{AllowMsgTTL: true, Subjects: []string{"out.>"}}
+	answer := func(v any) func(*nats.Msg) {
+		return func(m *nats.Msg) {
+			known := asked.Add(1) > 4 // before the creation and three times behind it
+			if strings.Contains(m.Subject, "STREAM.INFO.") && !known {
+				v := APIError{Code: 404, ErrorCode: codeStreamNotFound, Description: "stream not found"}
+				_ = m.Respond(must(json.Marshal(map[string]any{"error": v})))
+				return
+			}
+			_ = m.Respond(must(json.Marshal(v)))
+		}
+	}
+	for subject, v := range map[string]any{
+		"$JS.API.STREAM.CREATE.*": map[string]any{"error": APIError{Code: 400, ErrorCode: codeStreamExists, Description: "in use"}},
+		"$JS.API.STREAM.INFO.*":   jetstream.StreamInfo{Config: cfg},
+	} {
+		must(elsewhere.nc.Subscribe(subject, answer(v)))
+	}
+	if err := elsewhere.nc.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.EnsureBucket(limited(t), BucketConfig{Name: "b", MarkerTTL: time.Second}); err != nil {
+		t.Errorf("a bucket: %v", err)
+	}
+	asked.Store(0)
+	if _, created, err := c.EnsureSink(limited(t), SinkConfig{Stream: "OUT", Subjects: []string{"out.>"}}); created || err != nil {
+		t.Errorf("a sink: %v, %v", created, err)
+	}
+}
 
 func TestConn_Stream(t *testing.T) {
 	c := connect(t, testenv.StartServer(t))

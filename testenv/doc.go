@@ -8,6 +8,8 @@
 //     leases and redeliveries passes in milliseconds, and always in the same way.
 //   - [StartProcess] runs one as a child process, for what only a process can
 //     suffer: SIGKILL, SIGSTOP, and being restarted afterwards.
+//   - [StartCluster] runs several of those as a cluster, whose streams may have
+//     replicas and so have leaders that can be lost.
 //
 // `natsflow dev` uses package embed, which is StartServer without testing.
 //
@@ -15,7 +17,7 @@
 //
 // The server's coarse clock and the client's pool of timers are shared by a
 // whole process. A bubble therefore has the process to itself: [Bubble] waits
-// for servers of parallel tests to stop, and StartServer and StartProcess wait
+// for servers of parallel tests to stop, and StartServer, StartProcess and StartCluster wait
 // for bubbles. A test that starts a server in real time must not open a bubble
 // while that server runs.
 //

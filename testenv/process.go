@@ -34,13 +34,15 @@ const (
 type Process struct {
 	tb     testing.TB
 	bin    string
+	name   string
 	config string // file
 	store  string
 	ports  string // folder where the server says which port it got
 
-	mu   sync.Mutex
-	port string // of the first start
-	run  *child
+	mu      sync.Mutex
+	port    string // of the first start
+	monitor string // address of the monitoring, if the configuration has it; another one at each start
+	run     *child
 }
 
 // child is one run of the program.
@@ -61,15 +63,23 @@ func StartProcess(tb testing.TB, config ...string) *Process {
 		tb.Fatalf("testenv: starting nats-server: %v", err)
 	}
 	tb.Cleanup(release)
-	p := &Process{tb: tb, bin: NatsServer(tb), store: tb.TempDir(), ports: tb.TempDir(), port: "-1"}
+	p := newProcess(tb, "testenv", config)
+	if err := p.start(); err != nil {
+		tb.Fatalf("testenv: %v", err)
+	}
+	return p
+}
+
+// newProcess prepares a server and does not start it yet. It is killed when the
+// test ends.
+func newProcess(tb testing.TB, name string, config []string) *Process {
+	tb.Helper()
+	p := &Process{tb: tb, bin: NatsServer(tb), name: name, store: tb.TempDir(), ports: tb.TempDir(), port: "-1"}
 	p.config = filepath.Join(p.ports, "nats.conf")
 	if err := os.WriteFile(p.config, []byte(strings.Join(config, "\n")+"\n"), 0o600); err != nil {
 		tb.Fatalf("testenv: writing nats-server's configuration: %v", err)
 	}
 	tb.Cleanup(p.Kill)
-	if err := p.start(); err != nil {
-		tb.Fatalf("testenv: %v", err)
-	}
 	return p
 }
 
@@ -103,6 +113,13 @@ func (p *Process) Kill() {
 func (p *Process) Stop() {
 	p.tb.Helper()
 	p.end(syscall.SIGTERM)
+}
+
+// LameDuck tells the server to get rid of its clients and leaders and to end, with
+// SIGUSR2, and waits until it is gone. The server takes up to a second for each client.
+func (p *Process) LameDuck() {
+	p.tb.Helper()
+	p.end(syscall.SIGUSR2)
 }
 
 // Freeze stops the server's execution with SIGSTOP: connections stay open, and
@@ -187,7 +204,7 @@ func (p *Process) start() error {
 	c := &child{out: &tail{}, done: make(chan struct{})}
 	// Without a context: it lives until Kill.
 	c.cmd = exec.Command(p.bin, "--config", p.config, "--addr", "127.0.0.1", "--port", port,
-		"--jetstream", "--store_dir", p.store, "--ports_file_dir", p.ports, "--name", "testenv")
+		"--jetstream", "--store_dir", p.store, "--ports_file_dir", p.ports, "--name", p.name)
 	c.cmd.Stdout, c.cmd.Stderr = c.out, c.out
 	c.cmd.SysProcAttr = dieWithParent()
 	if err := c.cmd.Start(); err != nil {
@@ -204,28 +221,28 @@ func (p *Process) start() error {
 		return err
 	}
 	p.mu.Lock()
-	p.port, p.run = got, c
+	p.port, p.monitor, p.run = got.nats, got.monitor, c
 	p.mu.Unlock()
 	return nil
 }
 
-// await returns the port when the child accepts clients.
-func (p *Process) await(c *child, port string) (string, error) {
+// listeners are the client port, and the address of the monitoring.
+type listeners struct{ nats, monitor string }
+
+// await returns the listeners when the child accepts clients. It waits for the file
+// that names them also when the port is known: the monitoring has a new one.
+func (p *Process) await(c *child, port string) (listeners, error) {
 	deadline := time.NewTimer(processReady)
 	defer deadline.Stop()
 	poll := time.NewTicker(processPoll)
 	defer poll.Stop()
 	for {
-		if port == "-1" {
-			if got, ok := p.readPort(c.cmd.Process.Pid); ok {
-				port = got
-			}
-		}
-		if port != "-1" && greets(net.JoinHostPort("127.0.0.1", port)) {
+		got, ok := p.readPorts(c.cmd.Process.Pid)
+		if ok && (port == "-1" || got.nats == port) && greets(net.JoinHostPort("127.0.0.1", got.nats)) {
 			select {
 			case <-c.done: // somebody else's server greeted us
 			default:
-				return port, nil
+				return got, nil
 			}
 		}
 		select {
@@ -235,34 +252,39 @@ func (p *Process) await(c *child, port string) (string, error) {
 			if bytes.Contains(c.out.Bytes(), []byte("address already in use")) {
 				err = errPortTaken
 			}
-			return "", fmt.Errorf("starting nats-server: %w\n%s", err, c.out)
+			return got, fmt.Errorf("starting nats-server: %w\n%s", err, c.out)
 		case <-deadline.C:
-			return "", fmt.Errorf("starting nats-server: not ready after %v\n%s", processReady, c.out)
+			return got, fmt.Errorf("starting nats-server: not ready after %v\n%s", processReady, c.out)
 		}
 	}
 }
 
-// readPort reads the file in which the server names its listeners.
-func (p *Process) readPort(pid int) (string, bool) {
+// readPorts reads the file in which the server names its listeners.
+func (p *Process) readPorts(pid int) (listeners, bool) {
 	files, err := filepath.Glob(filepath.Join(p.ports, fmt.Sprintf("*_%d.ports", pid)))
 	if err != nil || len(files) != 1 {
-		return "", false
+		return listeners{}, false
 	}
 	data, err := os.ReadFile(files[0])
 	if err != nil {
-		return "", false
+		return listeners{}, false
 	}
 	var ports struct {
-		Nats []string `json:"nats"`
+		Nats       []string `json:"nats"`
+		Monitoring []string `json:"monitoring"`
 	}
 	if err := json.Unmarshal(data, &ports); err != nil || len(ports.Nats) == 0 {
-		return "", false // half written: the next look will see all of it
+		return listeners{}, false // half written: the next look will see all of it
 	}
 	u, err := url.Parse(ports.Nats[0])
 	if err != nil {
-		return "", false
+		return listeners{}, false
 	}
-	return u.Port(), true
+	got := listeners{nats: u.Port()}
+	if len(ports.Monitoring) > 0 {
+		got.monitor = ports.Monitoring[0]
+	}
+	return got, true
 }
 
 // greets says whether a nats-server greets those who connect to addr.

@@ -2,18 +2,11 @@ package main
 
 import (
 	"bytes"
-	"compress/gzip"
 	"context"
-	"encoding/json"
 	"errors"
 	"flag"
-	"fmt"
-	"io"
-	"math"
 	"math/rand/v2"
-	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"sync"
 	"syscall"
@@ -30,17 +23,8 @@ import (
 
 var (
 	killCount = flag.Int("kills", 30, "how often TestKill kills a worker")
-	killSeed  = flag.Uint64("seed", 0, "seed of TestKill; 0 takes one from the clock")
+	firstSeed = flag.Uint64("seed", 0, "seed of TestKill and of the first history; 0 takes one from the clock")
 )
-
-// delays is a result of the example flow.
-type delays struct {
-	Key     string  `json:"key"`
-	Flights int     `json:"flights"`
-	Late    int     `json:"late"`
-	Avg     float64 `json:"avg_delay"`
-	Worst   int     `json:"worst"`
-}
 
 // TestKill feeds the flights to a worker, the real binary on a nats-server of its
 // own, that is killed again and again at random moments and started again under
@@ -48,14 +32,14 @@ type delays struct {
 // place. The judge computes the results from the file, naively.
 func TestKill(t *testing.T) {
 	k := newKiller(t)
-	feeding := k.feed(1.4)
+	fd := k.feed(1.4 * float64(max(*killCount, 1)))
 	for n := range *killCount {
 		k.round(n)
 	}
-	feeding()
+	fd.finish()
 	w := k.start("w")
 	k.drain(w)
-	judge(t, k.conn, k.flow)
+	judge(t, k.conn, naive(t, fileLines(t, k.flow)))
 }
 
 // TestKill_three is TestKill with three workers that share the tasks: at random
@@ -64,7 +48,7 @@ func TestKill(t *testing.T) {
 // In the end all three drain.
 func TestKill_three(t *testing.T) {
 	k := newKiller(t)
-	feeding := k.feed(2.2)
+	fd := k.feed(2.2 * float64(max(*killCount, 1)))
 	workers := map[string]*workerProc{}
 	names := []string{"a", "b", "c"}
 	for _, name := range names {
@@ -77,65 +61,102 @@ func TestKill_three(t *testing.T) {
 			t.Logf("disturbance %d, of %s: %d messages in DELAYS", n+1, name, info.LastSeq)
 		}
 	}
-	feeding()
+	fd.finish()
 	k.drain(workers["a"], workers["b"], workers["c"])
-	judge(t, k.conn, k.flow)
+	judge(t, k.conn, naive(t, fileLines(t, k.flow)))
 }
 
 // newKiller starts a server.
 func newKiller(t *testing.T) *killer {
 	t.Helper()
-	seed := *killSeed
-	if seed == 0 {
-		seed = uint64(time.Now().UnixNano())
-	}
+	seed := chooseSeed()
 	t.Logf("go test ./cmd/natsflow -run '^%s$' -seed %d -kills %d", t.Name(), seed, *killCount)
 	k := &killer{t: t, rand: rand.New(rand.NewPCG(seed, 1)), bin: testenv.Build(t, "./cmd/natsflow"), flow: flightsDir(t)}
-	k.url = testenv.StartProcess(t).URL()
-	var err error
-	if k.conn, err = bus.Connect(t.Context(), bus.Config{URL: k.url}); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(k.conn.Close)
+	k.connect(testenv.StartProcess(t).URL())
 	return k
 }
 
-// feed feeds the flights, so slowly that they last until the last kill if each
-// takes so many seconds. The returned function feeds the rest and waits for it.
-func (k *killer) feed(secondsEach float64) (finish func()) {
+// chooseSeed returns the seed of the flag, or a new one.
+func chooseSeed() uint64 {
+	if *firstSeed != 0 {
+		return *firstSeed
+	}
+	return uint64(time.Now().UnixNano())
+}
+
+// connect makes the test's own connection to a server, which workers use too.
+func (k *killer) connect(url string) {
 	k.t.Helper()
-	f := openFlights(k.t, k.conn, k.flow, secondsEach*float64(max(*killCount, 1)))
+	k.url = url
+	conn, err := bus.Connect(k.t.Context(), bus.Config{URL: url})
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	k.t.Cleanup(conn.Close)
+	k.conn = conn
+}
+
+// feeding is a feed of flights that is under way.
+type feeding struct {
+	t     *testing.T
+	limit *rate.Limiter
+	stop  context.CancelFunc
+	ended chan error
+}
+
+// feed feeds the flights, so slowly that they last so many seconds: each fault is to
+// hit workers that have something to do. It goes on when servers were away.
+func (k *killer) feed(seconds float64) *feeding {
+	k.t.Helper()
+	spec, err := flowspec.Load(k.flow)
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	const flights = 20_000
+	perSecond := max(int(flights/seconds), 1)
+	open := func(ctx context.Context) (*feed, error) {
+		return openFeed(ctx, k.conn, spec.Sources, "FLIGHTS", spec.Dev.Feed["FLIGHTS"], perSecond)
+	}
+	f, err := open(k.t.Context())
+	if err != nil {
+		k.t.Fatal(err)
+	}
 	ctx, cancel := context.WithCancel(k.t.Context())
-	fed := make(chan error, 1)
+	fd := &feeding{t: k.t, limit: f.limit, stop: cancel, ended: make(chan error, 1)}
 	var wg sync.WaitGroup
 	k.t.Cleanup(wg.Wait)
 	k.t.Cleanup(cancel)
-	wg.Go(func() { fed <- f.run(ctx, k.conn) })
-	return func() {
-		k.t.Helper()
-		k.t.Logf("%d of %d flights were fed while workers were disturbed", f.done.Load(), f.total)
-		f.limit.SetLimit(rate.Inf)
-		if err := <-fed; err != nil {
-			k.t.Fatal(err)
+	wg.Go(func() {
+		err := f.run(ctx, k.conn)
+		for ctx.Err() == nil && bus.Retryable(err) {
+			// What was stored is found in the stream.
+			var again *feed
+			if again, err = open(ctx); err == nil {
+				again.limit = fd.limit
+				err = again.run(ctx, k.conn)
+			}
 		}
+		fd.ended <- err
+	})
+	return fd
+}
+
+// halt ends the feed where it is, and returns when nothing more is on its way.
+func (fd *feeding) halt() {
+	fd.t.Helper()
+	fd.stop()
+	if err := <-fd.ended; err != nil && !errors.Is(err, context.Canceled) {
+		fd.t.Fatal(err)
 	}
 }
 
-// openFlights makes a feed that is slow enough to last until the last kill, so
-// that each hits a worker that has something to do.
-func openFlights(t *testing.T, conn *bus.Conn, dir string, seconds float64) *feed {
-	t.Helper()
-	const flights = 20_000
-	spec, err := flowspec.Load(dir)
-	if err != nil {
-		t.Fatal(err)
+// finish feeds the rest at once.
+func (fd *feeding) finish() {
+	fd.t.Helper()
+	fd.limit.SetLimit(rate.Inf)
+	if err := <-fd.ended; err != nil {
+		fd.t.Fatal(err)
 	}
-	perSecond := int(flights / seconds)
-	f, err := openFeed(t.Context(), conn, spec.Sources, "FLIGHTS", spec.Dev.Feed["FLIGHTS"], max(perSecond, 1))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return f
 }
 
 type killer struct {
@@ -148,8 +169,33 @@ type killer struct {
 
 // workerProc is a worker process and what it printed.
 type workerProc struct {
-	cmd *exec.Cmd
-	out *output
+	name string
+	cmd  *exec.Cmd
+	out  *output
+	done chan struct{} // closed when it has ended
+	err  error         // of its end
+}
+
+// wait waits for the end of the process.
+func (w *workerProc) wait() error {
+	<-w.done
+	return w.err
+}
+
+// ended says whether the process has ended.
+func (w *workerProc) ended() bool {
+	select {
+	case <-w.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// endedBy says whether a signal has ended the process.
+func (w *workerProc) endedBy(sig syscall.Signal) bool {
+	var exit *exec.ExitError
+	return errors.As(w.wait(), &exit) && exit.Sys().(syscall.WaitStatus).Signal() == sig
 }
 
 // output is what a worker printed. joined is closed when it says that it is a member.
@@ -177,15 +223,32 @@ func (o *output) String() string {
 }
 
 // start starts a worker. It ends with the test at the latest.
-func (k *killer) start(name string) *workerProc {
+func (k *killer) start(name string, flags ...string) *workerProc {
 	k.t.Helper()
-	w := &workerProc{out: &output{joined: make(chan struct{})}}
-	w.cmd = exec.Command(k.bin, "worker", k.flow, "-s", k.url, "--name", name, "--lease-ttl", "2s") //nolint:noctx // it is killed
+	return k.startAt(k.url, name, flags...)
+}
+
+// startAt starts a worker that connects to a URL of its own.
+func (k *killer) startAt(url, name string, flags ...string) *workerProc {
+	k.t.Helper()
+	w := &workerProc{name: name, out: &output{joined: make(chan struct{})}, done: make(chan struct{})}
+	args := append([]string{"worker", k.flow, "-s", url, "--name", name, "--lease-ttl", "2s"}, flags...)
+	w.cmd = exec.Command(k.bin, args...) //nolint:noctx // it is killed
 	w.cmd.Stdout, w.cmd.Stderr = w.out, w.out
 	if err := w.cmd.Start(); err != nil {
 		k.t.Fatal(err)
 	}
-	k.t.Cleanup(func() { _ = w.cmd.Process.Kill() }) // it has ended, unless the test has failed
+	go func() {
+		defer close(w.done)
+		w.err = w.cmd.Wait()
+	}()
+	k.t.Cleanup(func() {
+		_ = w.cmd.Process.Kill() // it has ended, unless the test has failed
+		_ = w.wait()
+		if k.t.Failed() {
+			k.t.Logf("worker %s, process %d:\n%s", name, w.cmd.Process.Pid, w.out)
+		}
+	})
 	return w
 }
 
@@ -195,10 +258,8 @@ func (k *killer) kill(w *workerProc) {
 	if err := w.cmd.Process.Kill(); err != nil {
 		k.t.Fatalf("kill: %v\n%s", err, w.out)
 	}
-	err := w.cmd.Wait()
-	var exit *exec.ExitError
-	if !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
-		k.t.Fatalf("a worker ended by itself: %v\n%s", err, w.out)
+	if !w.endedBy(syscall.SIGKILL) {
+		k.t.Fatalf("a worker ended by itself: %v\n%s", w.err, w.out)
 	}
 }
 
@@ -259,23 +320,22 @@ func (k *killer) replace(name string, w *workerProc) *workerProc {
 	k.signal(w, syscall.SIGCONT)
 	k.wait(50*time.Millisecond, 500*time.Millisecond)
 	_ = w.cmd.Process.Kill() // it may have seen by now that it was replaced
-	_ = w.cmd.Wait()
+	_ = w.wait()
 	return next
 }
 
 // left waits for the end of a worker that was told to leave.
-func (k *killer) left(name string, w *workerProc) {
-	err := w.cmd.Wait()
-	var exit *exec.ExitError
-	switch {
+func (k *killer) left(w *workerProc) {
+	k.t.Helper()
+	switch err := w.wait(); {
 	case err == nil:
-	case errors.As(err, &exit) && exit.Sys().(syscall.WaitStatus).Signal() == syscall.SIGTERM && w.out.String() == "":
+	case w.endedBy(syscall.SIGTERM) && w.out.String() == "":
 		// It was so young that it did not listen to signals yet.
 	case strings.Contains(w.out.String(), control.ErrLeaseLost.Error()):
 		// One that has just lost its lease, on a busy machine or after a freeze, has
 		// nothing left to give away, and says so.
 	default:
-		k.t.Fatalf("worker %s was told to leave: %v\n%s", name, err, w.out)
+		k.t.Fatalf("worker %s was told to leave: %v\n%s", w.name, err, w.out)
 	}
 }
 
@@ -291,7 +351,7 @@ func (k *killer) disturb(name string, w *workerProc) *workerProc {
 		return k.replace(name, w)
 	case 2:
 		k.signal(w, syscall.SIGTERM)
-		k.left(name, w)
+		k.left(w)
 	case 3:
 		// The others take its tasks before it is back.
 		k.kill(w)
@@ -309,112 +369,15 @@ func (k *killer) drain(workers ...*workerProc) {
 	if err != nil {
 		for _, w := range workers {
 			_ = w.cmd.Process.Kill() // what it has printed is complete then
-			_ = w.cmd.Wait()
+			_ = w.wait()
 			out = append(out, w.out.String()...)
 		}
 		k.t.Fatalf("drain: %v\n%s", err, out)
 	}
 	k.t.Logf("%s", out)
 	for _, w := range workers {
-		if err := w.cmd.Wait(); err != nil {
+		if err := w.wait(); err != nil {
 			k.t.Fatalf("a worker at the end: %v\n%s", err, w.out)
 		}
 	}
-}
-
-// judge compares the results in DELAYS with a naive computation over the file.
-func judge(t *testing.T, conn *bus.Conn, dir string) {
-	t.Helper()
-	want := naive(t, filepath.Join(dir, "flights.ndjson.gz"))
-	got := map[string][]delays{}
-	total := 0
-	err := readStream(t.Context(), conn, bus.CursorConfig{Stream: "DELAYS", Subjects: []string{"delays.*"}}, func(m *bus.Msg) {
-		var d delays
-		if err := json.Unmarshal(m.Data, &d); err != nil {
-			t.Errorf("result %d is not JSON: %v", m.Seq, err)
-		}
-		if m.Subject != "delays."+d.Key {
-			t.Errorf("result %d of key %s has subject %s", m.Seq, d.Key, m.Subject)
-		}
-		got[d.Key] = append(got[d.Key], d)
-		total++
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for key, results := range want {
-		if err := compare(results, got[key]); err != nil {
-			t.Errorf("key %s: %v", key, err)
-		}
-		delete(got, key)
-	}
-	for key := range got {
-		t.Errorf("key %s has results and no flights", key)
-	}
-	t.Logf("%d results of %d keys", total, len(want))
-}
-
-// naive computes all results, by key, in order.
-func naive(t *testing.T, file string) map[string][]delays {
-	t.Helper()
-	f, err := os.Open(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	z, err := gzip.NewReader(f)
-	if err != nil {
-		t.Fatal(err)
-	}
-	text, err := io.ReadAll(z)
-	if err != nil {
-		t.Fatal(err)
-	}
-	all := map[string][]delays{}
-	sums := map[string]int{}
-	for line := range strings.Lines(string(text)) {
-		var flight struct {
-			Origin string
-			Delay  *int
-		}
-		if err := json.Unmarshal([]byte(line), &flight); err != nil {
-			t.Fatal(err)
-		}
-		if flight.Delay == nil {
-			continue
-		}
-		d := delays{Key: flight.Origin, Worst: math.MinInt}
-		if before := all[d.Key]; len(before) > 0 {
-			d = before[len(before)-1]
-		}
-		d.Flights++
-		if *flight.Delay > 15 {
-			d.Late++
-		}
-		sums[d.Key] += *flight.Delay
-		d.Avg = float64(sums[d.Key]) / float64(d.Flights)
-		d.Worst = max(d.Worst, *flight.Delay)
-		all[d.Key] = append(all[d.Key], d)
-	}
-	return all
-}
-
-// compare looks for the first result that differs.
-func compare(want, got []delays) error {
-	for i, w := range want {
-		if i == len(got) {
-			return fmt.Errorf("%d results are missing after %+v", len(want)-i, w)
-		}
-		g := got[i]
-		if math.Abs(g.Avg-w.Avg) < 1e-9 {
-			g.Avg = w.Avg
-		}
-		if g != w {
-			return fmt.Errorf("result %d is %+v, want %+v", i+1, g, w)
-		}
-	}
-	if len(got) > len(want) {
-		return fmt.Errorf("%d results too many, from %+v", len(got)-len(want), got[len(want)])
-	}
-	return nil
 }
