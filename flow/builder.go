@@ -75,11 +75,15 @@ type Builder struct {
 	sources []sourceNode
 	keys    []keyNode
 	sinks   []SinkInfo
-	dead    int
-	control int
-	timed   bool
-	built   bool
-	errs    []error
+	// crossings are the steps that change the key, exchange is the index of the sink
+	// that their records cross by, -1 without any.
+	crossings []crossing
+	exchange  int
+	dead      int
+	control   int
+	timed     bool
+	built     bool
+	errs      []error
 }
 
 // SourceInfo describes a source of a flow.
@@ -105,12 +109,14 @@ const (
 	SinkBucket  SinkKind = "kv"
 	SinkDead    SinkKind = "dead-letter"
 	SinkControl SinkKind = "control"
+	// SinkExchange is the stream by which records come from one stage to the next.
+	SinkExchange SinkKind = "exchange"
 )
 
 // SinkInfo describes a sink of a flow.
 type SinkInfo struct {
-	// Step is the id of the sink step; empty for the dead-letter and the
-	// control sink, which belong to the flow.
+	// Step is the id of the sink step; empty for the dead-letter, the control and
+	// the exchange sink, which belong to the flow.
 	Step string
 	// Kind of the sink.
 	Kind SinkKind
@@ -133,6 +139,8 @@ type StepInfo struct {
 	Version int
 	// Keyed steps come after a KeyBy and run in a task.
 	Keyed bool
+	// Stage that the step runs in; see [Rekey].
+	Stage int
 	// Windows describes those of the step; empty if it has none.
 	Windows string
 }
@@ -141,14 +149,15 @@ var nameRE = regexp.MustCompile(`^[a-z0-9](?:[a-z0-9-]*[a-z0-9])?$`)
 
 // ValidName reports whether a name may be a flow's: lower-case letters, digits
 // and inner hyphens, at most 63 of them. The names dlq and fence are taken: what is
-// below natsflow.<flow> would be that of the dead letters and fences.
+// below natsflow.<flow> would be that of the dead letters and fences. The exchange has
+// natsflow.x.<flow>.<stage>.<partition>, of which the services of a flow x have none.
 func ValidName(name string) bool {
 	return len(name) <= 63 && nameRE.MatchString(name) && name != "dlq" && name != "fence"
 }
 
 // New starts a flow. Its name is the identity of its state; see [ValidName].
 func New(name string, opts Options) *Builder {
-	b := &Builder{name: name, opts: opts, ids: map[string]bool{}, dead: -1, control: -1}
+	b := &Builder{name: name, opts: opts, ids: map[string]bool{}, exchange: -1, dead: -1, control: -1}
 	if !ValidName(name) {
 		b.errorf("flow %q: a name has lower-case letters, digits and inner hyphens, at most 63, and is not dlq or fence", name)
 	}
@@ -239,13 +248,16 @@ func (b *Builder) Build() (*Flow, error) {
 	if !slices.ContainsFunc(b.sinks, func(s SinkInfo) bool { return s.Kind != SinkDead }) {
 		b.errorf("flow %q: no sink: end it with To, ToKV or StopWhen", b.name)
 	}
+	if n := 1 + len(b.stages()); n > MaxStages {
+		b.errorf("flow %q: %d stages, at most %d are possible", b.name, n, MaxStages)
+	}
 	if err := errors.Join(b.errs...); err != nil {
 		return nil, err
 	}
 	return &Flow{
 		name: b.name, opts: b.opts, steps: slices.Clone(b.steps), sources: slices.Clone(b.sources),
 		keys: slices.Clone(b.keys), sinks: slices.Clone(b.sinks), dead: b.dead, control: b.control,
-		timed: b.timed,
+		timed: b.timed, crossings: slices.Clone(b.crossings), exchange: b.exchange, stages: 1 + len(b.stages()),
 	}, nil
 }
 
@@ -261,6 +273,10 @@ type Flow struct {
 	dead    int
 	control int
 	timed   bool
+
+	crossings []crossing
+	exchange  int
+	stages    int
 }
 
 // Name returns the flow's name.
@@ -311,6 +327,9 @@ func (f *Flow) Hash() string {
 		b = fmt.Appendf(b, "step %q %q %v %d %v\n", s.ID, s.Kind, s.Stateful, s.Version, s.Keyed)
 		if s.Windows != "" {
 			b = fmt.Appendf(b, "windows %s\n", s.Windows)
+		}
+		if s.Stage > 0 {
+			b = fmt.Appendf(b, "stage %d\n", s.Stage)
 		}
 	}
 	for _, s := range f.sinks {

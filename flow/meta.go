@@ -21,8 +21,11 @@ type Meta struct {
 	nanos int64
 	// at is the time of the record by the clock of its source, mark the watermark
 	// before it.
-	at, mark  int64
-	raw       []byte
+	at, mark int64
+	raw      []byte
+	// frame is the sequence in the exchange by which the record came, 0 in the first
+	// stage.
+	frame     uint64
 	drop      bool
 	unchanged bool
 }
@@ -39,8 +42,9 @@ func (m *Meta) UnixNano() int64 { return m.nanos }
 // the last moment of the window.
 func (m *Meta) EventTime() time.Time { return time.Unix(0, m.at).UTC() }
 
-// Raw returns the payload of the source record, unchanged by the steps before.
-// It must not be modified.
+// Raw returns the payload of the source record, unchanged by the steps before; behind
+// a [Rekey] the value as it crossed, in the bytes of the codec. It must not be
+// modified.
 func (m *Meta) Raw() []byte { return m.raw }
 
 // DropState makes the stateful step that is running forget the state of this

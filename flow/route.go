@@ -190,7 +190,7 @@ func (c *typedColumn[T]) playUntilPanic(t *Task, next emit[T], from, to int) (do
 }
 
 // KeyBy gives each record a key. Records of one key are processed in order, and
-// the steps that follow can keep state for each key.
+// the steps that follow can keep state for each key. [Rekey] gives them another key.
 func KeyBy[T any](s Stream[T], key func(m *Meta, v T) (string, error), opts ...StepOption) Stream[T] {
 	return keyStream(s, false, key, opts...)
 }
@@ -201,7 +201,7 @@ func keyStream[T any](s Stream[T], anyPartition bool, key func(m *Meta, v T) (st
 	step := s.step("key", opts)
 	s.b.need(step, "function", key != nil)
 	if s.keyed {
-		s.b.errorf("step %q: the stream has a key already; a second key needs an exchange between tasks, which this version does not have", s.b.steps[step].ID)
+		s.b.errorf("step %q: the stream has a key already; give it another one by Rekey, which says how its values cross to the tasks of that key", s.b.steps[step].ID)
 		return s
 	}
 	// Column 0 is the dead letters' (see Router.deadLetter).
@@ -307,6 +307,9 @@ type Router struct {
 	// highest time so far.
 	clock   *ClockInfo
 	highest int64
+	// stage is above 0 for a router of the exchange, and exchange what it has for that.
+	stage    int
+	exchange *exchangeRouter
 }
 
 // Router makes a router for the source with that index in [Flow.Sources].
@@ -409,6 +412,10 @@ func (r *Router) deadLetter(m *Meta, e *StepError) {
 	p := r.partition
 	if p < 0 {
 		p = int(m.Seq % uint64(r.f.opts.Partitions))
+	}
+	if r.stage > 0 {
+		deadCrossed(r, m, e)
+		return
 	}
 	if m.Seq <= r.seen[p] {
 		return

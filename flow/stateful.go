@@ -9,7 +9,7 @@ import (
 
 // stateful registers a step with state.
 func stateful[T any](s Stream[T], kind, id string, version int, opts []StepOption) int {
-	info := StepInfo{ID: id, Kind: kind, Stateful: true, Version: version, Keyed: s.keyed}
+	info := StepInfo{ID: id, Kind: kind, Stateful: true, Version: version, Keyed: s.keyed, Stage: s.stage}
 	for _, o := range opts {
 		o(&info)
 	}
@@ -204,6 +204,9 @@ func (l *latestResults[S]) flushUntilPanic(from int) (done int) {
 func Dedupe[T any](s Stream[T], id string, within time.Duration, by func(m *Meta, v T) (string, error), opts ...StepOption) Stream[T] {
 	step, out := stateful(s, "dedupe", id, 0, opts), then[T, T](s)
 	s.b.need(step, "function", by != nil)
+	if s.stage > 0 {
+		s.b.errorf("step %q: dedupe in stage %d: behind a change of key the times of the records do not run together: put it before the Rekey", id, s.stage)
+	}
 	if within <= 0 {
 		s.b.errorf("step %q: dedupe within %v: a positive time is needed", id, within)
 	}

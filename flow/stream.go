@@ -10,6 +10,8 @@ type Stream[T any] struct {
 	b     *Builder
 	hub   *hub[T]
 	keyed bool
+	// stage is how often the key was changed on the way here.
+	stage int
 	// delay is how far behind the watermark the values may be: windows before have
 	// an allowed lateness.
 	delay time.Duration
@@ -59,7 +61,7 @@ func (h *hub[T]) bind(in *instance) emit[T] {
 }
 
 // instance is one binding of the graph. A router binds the steps before the
-// first key, a task those after it.
+// first key, a task those of its stage after it.
 type instance struct {
 	f    *Flow
 	memo map[any]any
@@ -74,7 +76,7 @@ type instance struct {
 // fail reports that the record at hand failed in a step. With [Stop] it does
 // not return: it unwinds to the place that plays records.
 func (in *instance) fail(step int, m *Meta, err error) {
-	e := &StepError{Step: in.f.stepID(step), Stream: m.Stream, Subject: m.Subject, Seq: m.Seq, Key: m.Key, Err: err}
+	e := &StepError{Step: in.f.stepID(step), Stream: m.Stream, Subject: m.Subject, Seq: m.Seq, Key: m.Key, Frame: m.frame, Err: err}
 	if in.f.opts.OnError == Stop {
 		// Noted before it unwinds: a step between here and there may recover.
 		in.halt(e)
@@ -103,7 +105,7 @@ func (in *instance) panicked(m *Meta, p any) {
 	if _, ok := p.(halt); ok {
 		return
 	}
-	e := &StepError{Step: in.f.stepID(in.step), Stream: m.Stream, Subject: m.Subject, Seq: m.Seq, Key: m.Key, Err: panicError(p)}
+	e := &StepError{Step: in.f.stepID(in.step), Stream: m.Stream, Subject: m.Subject, Seq: m.Seq, Key: m.Key, Frame: m.frame, Err: panicError(p)}
 	switch {
 	case in.f.opts.OnError == Stop:
 		in.halt(e)
@@ -133,7 +135,7 @@ func ID(id string) StepOption { return func(s *StepInfo) { s.ID = id } }
 func Kind(kind string) StepOption { return func(s *StepInfo) { s.Kind = kind } }
 
 func (s Stream[T]) step(kind string, opts []StepOption) int {
-	info := StepInfo{Kind: kind, Keyed: s.keyed}
+	info := StepInfo{Kind: kind, Keyed: s.keyed, Stage: s.stage}
 	for _, o := range opts {
 		o(&info)
 	}
@@ -141,7 +143,7 @@ func (s Stream[T]) step(kind string, opts []StepOption) int {
 }
 
 func then[T, U any](s Stream[T]) Stream[U] {
-	return Stream[U]{b: s.b, hub: &hub[U]{b: s.b}, keyed: s.keyed, delay: s.delay}
+	return Stream[U]{b: s.b, hub: &hub[U]{b: s.b}, keyed: s.keyed, stage: s.stage, delay: s.delay}
 }
 
 // Map turns each value into another. An error makes the record a dead letter.
@@ -230,7 +232,8 @@ func Branch[T any](s Stream[T], pred func(m *Meta, v T) (bool, error), opts ...S
 	return yes, no
 }
 
-// Merge joins streams of one type. All of them are keyed, or none is. Records of
+// Merge joins streams of one type and of one stage. All of them are keyed, or none
+// is. Records of
 // one source keep their order; between sources there is none.
 func Merge[T any](first Stream[T], others ...Stream[T]) Stream[T] {
 	first.step("merge", nil)
@@ -241,6 +244,9 @@ func Merge[T any](first Stream[T], others ...Stream[T]) Stream[T] {
 		}
 		if s.keyed != first.keyed {
 			first.b.errorf("merge: some of the streams are keyed and some are not")
+		}
+		if s.stage != first.stage {
+			first.b.errorf("merge: a stream of stage %d and one of stage %d: change the key of the first by Rekey, so that both are of one stage", min(s.stage, first.stage), max(s.stage, first.stage))
 		}
 		out.delay = max(out.delay, s.delay)
 		s.hub.subscribe(func(in *instance) emit[T] { return out.hub.bind(in) })

@@ -17,6 +17,10 @@ const (
 	HeaderDeadStream  = "Natsflow-Source-Stream"
 	HeaderDeadSubject = "Natsflow-Source-Subject"
 	HeaderDeadSeq     = "Natsflow-Source-Sequence"
+	// HeaderDeadStage is there when the record failed behind a change of key: the
+	// payload is then the value as it crossed to that stage, by the codec of the
+	// Rekey, and not that of the source record, whose position the others are.
+	HeaderDeadStage = "Natsflow-Stage"
 	// HeaderDeadKey stands in place of the last three where a window failed that
 	// was closing: that comes of no single record.
 	HeaderDeadKey = "Natsflow-Key"
@@ -33,12 +37,18 @@ type StepError struct {
 	Seq     uint64
 	// Key is that of the record, if it has one yet, or of the window.
 	Key string
+	// Frame is the sequence in the exchange of the flow by which the record came to
+	// a later stage; 0 in the first one.
+	Frame uint64
 	// Err is what the step returned, or the panic it raised.
 	Err error
 }
 
 // Error names step, stream and sequence.
 func (e *StepError) Error() string {
+	if e.Frame > 0 {
+		return fmt.Sprintf("step %q, stream %s, sequence %d, sequence %d of the exchange: %v", e.Step, e.Stream, e.Seq, e.Frame, e.Err)
+	}
 	if e.Seq == 0 {
 		return fmt.Sprintf("step %q, a window of key %q: %v", e.Step, e.Key, e.Err)
 	}
@@ -52,19 +62,22 @@ func (e *StepError) Unwrap() error { return e.Err }
 // than the runtime can publish; see [Task.LimitResults].
 var ErrResultTooLarge = errors.New("result too large for a message")
 
-// Task runs the keyed steps of one partition and keeps their state. It belongs
-// to one goroutine at a time.
+// Task runs the keyed steps of one stage for one partition and keeps their state. It
+// belongs to one goroutine at a time.
 type Task struct {
 	f         *Flow
 	in        *instance
+	stage     int
 	partition int
-	byKey     []any
-	tables    []stateTable
-	byStep    map[string]stateTable
-	leftOut   []string
-	flushers  []flusher
-	meta      Meta
-	stopped   bool
+	// exchange writes what goes on to the next stage, nil if nothing does.
+	exchange *frameWriter
+	byKey    []any
+	tables   []stateTable
+	byStep   map[string]stateTable
+	leftOut  []string
+	flushers []flusher
+	meta     Meta
+	stopped  bool
 
 	outbox        []byte
 	outputs, dead int
@@ -96,14 +109,17 @@ type flusher struct {
 	flush func()
 }
 
-// Task makes the task of a partition, without state.
-func (f *Flow) Task(partition int) *Task {
-	t := &Task{f: f, partition: partition, byStep: map[string]stateTable{}, mostResult: make([]int, len(f.sinks)), firing: -1}
+// Task makes the task of a partition in the first stage, without state.
+func (f *Flow) Task(partition int) *Task { return f.StageTask(0, partition) }
+
+// StageTask makes the task of a partition in a stage, below [Flow.Stages], without
+// state. It has the steps of that stage only.
+func (f *Flow) StageTask(stage, partition int) *Task {
+	t := &Task{f: f, stage: stage, partition: partition, byStep: map[string]stateTable{}, mostResult: make([]int, len(f.sinks)), firing: -1}
 	t.marks, t.now = slices.Repeat([]int64{noTime}, len(f.sources)), noTime
 	t.in = &instance{f: f, memo: map[any]any{}, task: t}
-	t.byKey = make([]any, len(f.keys))
-	for i, k := range f.keys {
-		t.byKey[i] = k.bindTask(t.in)
+	for _, k := range f.keysOf(stage) {
+		t.byKey = append(t.byKey, k.bindTask(t.in))
 	}
 	// A step is made before those that follow it. In this order, what one step
 	// emits at a seal is there when the next one emits.
@@ -129,6 +145,9 @@ func (in *instance) keyed(column int) any {
 	}
 	return in.task.byKey[column-1]
 }
+
+// Stage returns the stage of the task.
+func (t *Task) Stage() int { return t.stage }
 
 // Partition returns the partition of the task.
 func (t *Task) Partition() int { return t.partition }
@@ -193,6 +212,9 @@ func (t *Task) deadLetter(m *Meta, e *StepError) {
 		HeaderDeadStep, e.Step,
 		HeaderDeadError, headerText(e.Err.Error()),
 	}
+	if m.frame > 0 {
+		headers = append(headers, HeaderDeadStage, strconv.Itoa(t.stage))
+	}
 	if m.Seq == 0 {
 		headers = append(headers, HeaderDeadKey, headerText(m.Key))
 	} else {
@@ -224,7 +246,7 @@ func headerText(s string) string {
 
 // Dirty reports whether there is state or output that no commit holds.
 func (t *Task) Dirty() bool {
-	if len(t.outbox) > 0 {
+	if len(t.outbox) > 0 || t.exchange != nil && t.exchange.waiting > 0 {
 		return true
 	}
 	for _, tab := range t.tables {
@@ -236,7 +258,13 @@ func (t *Task) Dirty() bool {
 }
 
 // Pending returns about how many bytes of output wait for a commit.
-func (t *Task) Pending() int { return len(t.outbox) }
+func (t *Task) Pending() int {
+	n := len(t.outbox)
+	if t.exchange != nil {
+		n += t.exchange.waiting
+	}
+	return n
+}
 
 // Sealed is what one commit stores and publishes.
 type Sealed struct {
@@ -244,8 +272,9 @@ type Sealed struct {
 	Delta []byte
 	// Outbox holds the results, see [Outputs]; nil if there are none.
 	Outbox []byte
-	// Outputs counts them, DeadLetters those among them that are dead letters.
-	Outputs, DeadLetters int
+	// Outputs counts them, DeadLetters those among them that are dead letters, Frames
+	// those that take records to the next stage.
+	Outputs, DeadLetters, Frames int
 	// Records counts the records played since the last seal, Late those among them
 	// that came after their window was closed.
 	Records, Late int
@@ -261,10 +290,16 @@ func (t *Task) Seal() (Sealed, error) {
 			return Sealed{}, t.in.halted
 		}
 	}
+	if t.exchange != nil {
+		t.exchange.close()
+	}
 	s := Sealed{Outputs: t.outputs, DeadLetters: t.dead, Records: t.records, Late: t.late}
 	var err error
 	if s.Delta, err = t.sealState(); err != nil {
 		return Sealed{}, err
+	}
+	if t.exchange != nil {
+		s.Frames, t.exchange.frames = t.exchange.frames, 0
 	}
 	if n := len(t.outbox); n > 0 {
 		// The next commit is about as large.

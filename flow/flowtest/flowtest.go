@@ -69,9 +69,15 @@ type Runner struct {
 	f       *flow.Flow
 	now     time.Time
 	sources []*source
+	// tasks of the first stage, by partition, and later those of the others, by stage
+	// from 1 on.
 	tasks   []*task
-	results []Result
-	late    int
+	later   [][]*task
+	routers []*flow.Router
+	// exchange has the frames that the tasks have published, each at its sequence.
+	exchange []flow.Output
+	results  []Result
+	late     int
 	// quiet: time has passed since the last record.
 	quiet bool
 }
@@ -99,6 +105,8 @@ type task struct {
 	log    [][]byte
 	at     []mark
 	played []uint64
+	// crossed is the position in the exchange of a task of a later stage.
+	crossed int
 }
 
 type mark struct {
@@ -123,6 +131,14 @@ func New(tb TB, f *flow.Flow) *Runner {
 			t.at = append(t.at, mark{highest: r.sources[i].router.HighestTime(), mark: t.Watermark(i)})
 		}
 		r.tasks = append(r.tasks, t)
+	}
+	for stage := 1; stage < f.Stages(); stage++ {
+		r.routers = append(r.routers, f.ExchangeRouter(stage))
+		var tasks []*task
+		for p := range f.Options().Partitions {
+			tasks = append(tasks, &task{Task: f.StageTask(stage, p)})
+		}
+		r.later = append(r.later, tasks)
 	}
 	return r
 }
@@ -227,30 +243,91 @@ func (r *Runner) followServer() {
 	}
 }
 
-// Commit commits all tasks: their results are published.
+// Commit commits all tasks: their results are published. What goes on to a later
+// stage is processed and committed there, too. It ends the test where the flow stops
+// at a record there.
 func (r *Runner) Commit() {
 	r.tb.Helper()
-	for p, t := range r.tasks {
-		s, err := t.Seal()
-		if err != nil {
-			r.tb.Fatalf("commit of task %d: %v", p, err)
-		}
-		if s.Delta != nil {
-			t.log = append(t.log, s.Delta)
-		}
-		r.late += s.Late
-		r.publish(s.Outbox)
+	if err := r.TryCommit(); err != nil {
+		r.tb.Fatalf("commit: %v", err)
+	}
+}
+
+// TryCommit is Commit for a flow that stops at a record that fails in a later stage:
+// it returns the *flow.StepError. The stages before are committed.
+func (r *Runner) TryCommit() error {
+	r.tb.Helper()
+	for _, t := range r.tasks {
+		r.seal(t)
 		for i, src := range r.sources {
 			// A task may be ahead of the reader, which has gone back for another.
 			t.at[i] = mark{t.played[i], max(t.at[i].highest, src.router.HighestTime()), t.Watermark(i)}
 		}
 	}
+	for i, tasks := range r.later {
+		if err := r.cross(i); err != nil {
+			return err
+		}
+		for _, t := range tasks {
+			r.seal(t)
+			t.crossed = len(r.exchange)
+		}
+	}
+	return nil
+}
+
+// seal commits one task.
+func (r *Runner) seal(t *task) {
+	r.tb.Helper()
+	s, err := t.Seal()
+	if err != nil {
+		r.tb.Fatalf("commit of task %d.%d: %v", t.Stage(), t.Partition(), err)
+	}
+	if s.Delta != nil {
+		t.log = append(t.log, s.Delta)
+	}
+	r.late += s.Late
+	r.publish(s.Outbox)
+}
+
+// cross plays what is in the exchange for the tasks of a stage.
+func (r *Runner) cross(i int) error {
+	r.tb.Helper()
+	router, tasks := r.routers[i], r.later[i]
+	from := len(r.exchange)
+	for p, t := range tasks {
+		router.Seen(p, uint64(t.crossed))
+		from = min(from, t.crossed)
+	}
+	for k, o := range r.exchange[from:] {
+		for p := range tasks {
+			if string(o.Subject) != flow.ExchangeSubject(r.f.Name(), i+1, p) {
+				continue
+			}
+			if err := router.RouteFrame(p, uint64(from+k+1), o.Data); err != nil {
+				return err
+			}
+		}
+	}
+	var failed error
+	router.Take(func(b *flow.Batch) {
+		if err := tasks[b.Partition].Play(b); err != nil && failed == nil {
+			failed = err
+		}
+		b.Release()
+	})
+	return failed
 }
 
 func (r *Runner) publish(outbox []byte) {
 	r.tb.Helper()
 	sinks := r.f.Sinks()
 	err := flow.Outputs(outbox, func(_ int, o flow.Output) error {
+		if sinks[o.Sink].Kind == flow.SinkExchange {
+			o.Subject, o.Data = slices.Clone(o.Subject), slices.Clone(o.Data)
+			r.exchange = append(r.exchange, o)
+			return nil
+		}
 		res := Result{Sink: sinks[o.Sink].Name, Kind: sinks[o.Sink].Kind, Subject: string(o.Subject), Data: string(o.Data)}
 		for h := 0; h+1 < len(o.Headers); h += 2 {
 			if res.Headers == nil {
@@ -272,13 +349,13 @@ func (r *Runner) publish(outbox []byte) {
 func (r *Runner) Drain() {
 	r.tb.Helper()
 	r.Commit()
-	for p, t := range r.tasks {
+	for _, t := range slices.Concat(append([][]*task{r.tasks}, r.later...)...) {
 		t.BeginImage()
 		t.log = nil
 		for more := true; more; {
 			part, next, err := t.NextImage(16)
 			if err != nil {
-				r.tb.Fatalf("image of task %d: %v", p, err)
+				r.tb.Fatalf("image of task %d.%d: %v", t.Stage(), t.Partition(), err)
 			}
 			if part != nil {
 				t.log = append(t.log, part)
@@ -290,13 +367,23 @@ func (r *Runner) Drain() {
 }
 
 // Crash loses all that was not committed, loads what was, and reads the records
-// behind that again. With partitions, only these tasks are lost, as when they go on
-// in another worker.
+// behind that again. With partitions, only these tasks of each stage are lost, as when
+// they go on in another worker.
 func (r *Runner) Crash(partitions ...int) {
 	r.tb.Helper()
+	lost := func(p int) bool { return len(partitions) == 0 || slices.Contains(partitions, p) }
 	for p, t := range r.tasks {
-		if len(partitions) == 0 || slices.Contains(partitions, p) {
-			r.load(p, t)
+		if lost(p) {
+			r.load(t)
+		}
+	}
+	for i, tasks := range r.later {
+		// A failing record has stopped it.
+		r.routers[i] = r.f.ExchangeRouter(i + 1)
+		for p, t := range tasks {
+			if lost(p) {
+				r.load(t)
+			}
 		}
 	}
 	for i, src := range r.sources {
@@ -320,15 +407,18 @@ func (r *Runner) Crash(partitions ...int) {
 	}
 }
 
-func (r *Runner) load(p int, t *task) {
+func (r *Runner) load(t *task) {
 	r.tb.Helper()
-	t.Task = r.f.Task(p)
+	t.Task = r.f.StageTask(t.Stage(), t.Partition())
 	for _, image := range t.log {
 		if err := t.Load(image); err != nil {
-			r.tb.Fatalf("load task %d: %v", p, err)
+			r.tb.Fatalf("load task %d.%d: %v", t.Stage(), t.Partition(), err)
 		}
 	}
 	t.Loaded()
+	if t.Stage() > 0 {
+		return
+	}
 	for i := range r.sources {
 		t.Restore(i, t.at[i].mark)
 		t.played[i] = t.at[i].seq
@@ -390,7 +480,7 @@ func (r *Runner) Late() int { return r.late }
 // Keys returns how many keys have state, over all stateful steps.
 func (r *Runner) Keys() int {
 	n := 0
-	for _, t := range r.tasks {
+	for _, t := range slices.Concat(append([][]*task{r.tasks}, r.later...)...) {
 		n += t.Keys()
 	}
 	return n
