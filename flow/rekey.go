@@ -51,7 +51,7 @@ func Rekey[T any](s Stream[T], key func(m *Meta, v T) (string, error), codec Cod
 	}
 	if s.b.exchange < 0 {
 		s.b.exchange = s.b.sink(SinkInfo{
-			Kind: SinkExchange, Name: ExchangeStream(s.b.name), Subjects: []string{exchangePrefix + s.b.name + ".>"},
+			Kind: SinkExchange, Name: ExchangeStream(s.b.name), Subjects: []string{ExchangeAll(s.b.name)},
 		})
 	}
 	node := &rekey[T]{id: id, step: step, to: s.stage + 1, decode: codec.Decode, out: &hub[T]{b: s.b}}
@@ -158,6 +158,9 @@ const (
 // ExchangeStream is the name of the stream by which the records of a flow cross from
 // one stage to the next.
 func ExchangeStream(flow string) string { return exchangeStreamPrefix + flow }
+
+// ExchangeAll is the subject, with a wildcard, of all frames of a flow.
+func ExchangeAll(flow string) string { return exchangePrefix + flow + ".>" }
 
 // ExchangeSubject is the subject of the frames for a task.
 func ExchangeSubject(flow string, stage, partition int) string {

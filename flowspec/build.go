@@ -167,8 +167,15 @@ func (st *keyStep) build(in flow.Stream[record]) flow.Stream[record] {
 			return st.keyText(v, err)
 		}
 	}
+	if st.change {
+		return flow.Rekey(in, key, crossing, st.options()...)
+	}
 	return flow.KeyBy(in, key, st.options()...)
 }
+
+// crossing is how a record crosses to the next stage: as it would leave the flow. It
+// was looked at when it came into the flow, or made here.
+var crossing = flow.Codec[record]{Encode: encode, Decode: decodeBytes}
 
 // keyText makes a key of what is not text, or says why it is none.
 func (st *keyStep) keyText(v value, err error) (string, error) {

@@ -31,6 +31,10 @@ type player struct {
 	flow    *flow.Flow
 	routers []*flow.Router
 	tasks   []*flow.Task
+	// later are the tasks of later stages, with their routers; crossed counts frames.
+	later   [][]*flow.Task
+	crosses []*flow.Router
+	crossed uint64
 	// seqs are the last sequences of the sources.
 	seqs []uint64
 	out  []string
@@ -57,6 +61,14 @@ func playerOf(tb testing.TB, s *Spec) *player {
 	}
 	for i := range f.Options().Partitions {
 		p.tasks = append(p.tasks, f.Task(i))
+	}
+	for stage := 1; stage < f.Stages(); stage++ {
+		p.crosses = append(p.crosses, f.ExchangeRouter(stage))
+		var tasks []*flow.Task
+		for i := range f.Options().Partitions {
+			tasks = append(tasks, f.StageTask(stage, i))
+		}
+		p.later = append(p.later, tasks)
 	}
 	return p
 }
@@ -103,17 +115,46 @@ func (p *player) source(stream string) int {
 	return i
 }
 
-// seal commits all tasks and returns what each of them stored.
+// seal commits all tasks, one stage behind the other, and returns what each of the
+// first one stored.
 func (p *player) seal() [][]byte {
 	p.tb.Helper()
-	deltas := make([][]byte, len(p.tasks))
-	for i, t := range p.tasks {
+	deltas := p.sealStage(0, p.tasks)
+	for i, tasks := range p.later {
+		p.crosses[i].Take(func(b *flow.Batch) {
+			if err := tasks[b.Partition].Play(b); err != nil {
+				p.out = append(p.out, "stopped: "+err.Error())
+			}
+			b.Release()
+		})
+		p.sealStage(i+1, tasks)
+	}
+	return deltas
+}
+
+func (p *player) sealStage(stage int, tasks []*flow.Task) [][]byte {
+	p.tb.Helper()
+	deltas := make([][]byte, len(tasks))
+	for i, t := range tasks {
 		sealed, err := t.Seal()
 		if err != nil {
 			p.tb.Fatal(err)
 		}
 		deltas[i] = sealed.Delta
 		p.out = append(p.out, outputs(p.tb, p.flow, sealed.Outbox)...)
+		err = flow.Outputs(sealed.Outbox, func(_ int, o flow.Output) error {
+			if p.flow.Sinks()[o.Sink].Kind != flow.SinkExchange {
+				return nil
+			}
+			to := slices.IndexFunc(tasks, func(t *flow.Task) bool {
+				return string(o.Subject) == flow.ExchangeSubject(p.flow.Name(), stage+1, t.Partition())
+			})
+			p.crossed++
+			return p.crosses[stage].RouteFrame(to, p.crossed, o.Data)
+		})
+		if err != nil {
+			p.out = append(p.out, "stopped: "+err.Error())
+		}
 	}
 	return deltas
 }
@@ -124,6 +165,9 @@ func outputs(tb testing.TB, f *flow.Flow, outbox []byte) []string {
 	var lines []string
 	err := flow.Outputs(outbox, func(_ int, o flow.Output) error {
 		sink := f.Sinks()[o.Sink]
+		if sink.Kind == flow.SinkExchange {
+			return nil
+		}
 		name := sink.Name
 		if sink.Kind == flow.SinkDead {
 			name = fmt.Sprintf("DEAD %s: %s:", header(o, flow.HeaderDeadStep), header(o, flow.HeaderDeadError))

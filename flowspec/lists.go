@@ -323,12 +323,24 @@ func (p *specParser) mergeable(l *listSource, i int, sum, sc scope) bool {
 		p.errorf(s.start, "give both a key step, or put one behind the merge", "%s: %q has a key and %q has none: lists that are merged have all a key, or none", what, first, s.text)
 	case !sum.keyed && sc.keyed:
 		p.errorf(s.start, "give both a key step, or put one behind the merge", "%s: %q has a key and %q has none: lists that are merged have all a key, or none", what, s.text, first)
+	case sum.stage != sc.stage:
+		p.errorf(s.start, "give the records of the list with fewer changes another key step; the same key will do", "%s: the key of %q was changed %s and that of %q %s: lists that are merged have changed it as often", what, first, times(sum.stage), s.text, times(sc.stage))
 	case sum.format != sc.format:
 		p.errorf(s.start, "a map step makes them json", "%s: %q has payloads of format %s and %q of format %s", what, first, sum.format, s.text, sc.format)
 	default:
 		return true
 	}
 	return false
+}
+
+func times(n int) string {
+	switch n {
+	case 0:
+		return "never"
+	case 1:
+		return "once"
+	}
+	return fmt.Sprintf("%d times", n)
 }
 
 // merge adds what is known of other records. A member that some have and some

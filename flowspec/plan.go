@@ -116,24 +116,17 @@ func (s *Spec) Plan() Plan {
 		p.Sources = append(p.Sources, planned)
 		streams = append(streams, src.Stream)
 	}
-	stage := PlanStage{Reads: strings.Join(streams, ", ")}
-	keys := map[string][]string{}
-	var all []string
+	p.Stages = []PlanStage{{Reads: strings.Join(streams, ", "), Steps: []PlanStep{}}}
+	planner := planner{Plan: &p, keys: map[string][]string{}, stageKeys: [][]string{nil}}
 	for _, l := range s.lists {
-		key := l.keys(keys)
-		keys[l.name], all = key, union(all, key)
-		for _, st := range l.steps {
-			stage.Steps = append(stage.Steps, l.planStep(st, strings.Join(key, "; ")))
-			if to := sinkOf(st); to != nil {
-				p.addSink(to)
-			}
-		}
-		if l.name != "" {
-			stage.Lists = append(stage.Lists, PlanList{l.name, l.at.line, l.from, s.readers(l.name), strings.Join(key, "; ")})
-		}
+		planner.list(l, s.readers(l.name))
 	}
-	stage.Key = strings.Join(all, "; ")
-	p.Stages = []PlanStage{stage}
+	for i, keys := range planner.stageKeys {
+		p.Stages[i].Key = strings.Join(keys, "; ")
+	}
+	if len(p.Stages) > 1 {
+		p.Sinks = append(p.Sinks, PlanSink{Kind: flow.SinkExchange, Name: flow.ExchangeStream(s.Name), Subjects: []string{flow.ExchangeAll(s.Name)}})
+	}
 	if s.OnError == flow.DeadLetter {
 		p.Sinks = append(p.Sinks, PlanSink{Kind: flow.SinkDead, Name: DeadLetterStream, Subjects: []string{"natsflow.dlq." + s.Name}})
 	}
@@ -145,6 +138,10 @@ func (l *stepList) planStep(st step, key string) PlanStep {
 	h := st.head()
 	planned := PlanStep{ID: h.id, Kind: h.kind, List: l.name, Line: h.at.line, Does: st.text()}
 	switch st := st.(type) {
+	case *keyStep:
+		if st.change {
+			planned.Does += fmt.Sprintf("; the records go on to stage %d", h.stage+1)
+		}
 	case *aggregateStep:
 		planned.State, planned.StateVersion = "one entry for each key ("+key+")", stateVersion
 		if st.windows != nil {
@@ -158,19 +155,62 @@ func (l *stepList) planStep(st step, key string) PlanStep {
 	return planned
 }
 
-// keys returns what the key steps of the list, and of the lists that it reads,
-// make keys of. known has those of the lists before.
-func (l *stepList) keys(known map[string][]string) []string {
-	var keys []string
+// planner puts the steps of the lists into the stages of a plan.
+type planner struct {
+	*Plan
+	// keys are those of the records at the end of the lists so far, stageKeys those of
+	// the records in each stage.
+	keys      map[string][]string
+	stageKeys [][]string
+}
+
+// list adds a list, which may have steps in several stages.
+func (p *planner) list(l *stepList, readers []string) {
+	var key []string
 	for _, name := range l.from {
-		keys = union(keys, known[name])
+		key = union(key, p.keys[name])
 	}
-	for _, st := range l.steps {
-		if st, ok := st.(*keyStep); ok {
-			keys = union(keys, []string{st.text()})
+	first := true
+	for i, st := range l.steps {
+		stage, change := st.head().stage, false
+		if st, ok := st.(*keyStep); ok && !st.change {
+			key = union(key, []string{st.text()})
+			p.stageKeys[stage] = union(p.stageKeys[stage], key)
+		} else if ok {
+			change = true
+		}
+		at := &p.Stages[stage]
+		at.Steps = append(at.Steps, l.planStep(st, strings.Join(key, "; ")))
+		if to := sinkOf(st); to != nil {
+			p.addSink(to)
+		}
+		end := i == len(l.steps)-1
+		if l.name != "" && (end || change) {
+			part := PlanList{Name: l.name, Line: l.at.line, From: l.from, Key: strings.Join(key, "; ")}
+			if !first {
+				part.From = []string{l.name}
+			}
+			if end {
+				part.To = readers
+			}
+			at.Lists = append(at.Lists, part)
+			first = false
+		}
+		if change {
+			key = []string{st.text()}
+			p.enter(stage+1, key)
 		}
 	}
-	return keys
+	p.keys[l.name] = key
+}
+
+// enter notes that records with keys come to a later stage.
+func (p *planner) enter(stage int, keys []string) {
+	if stage == len(p.Stages) {
+		p.Stages = append(p.Stages, PlanStage{Stage: stage, Reads: flow.ExchangeStream(p.Flow), Steps: []PlanStep{}})
+		p.stageKeys = append(p.stageKeys, nil)
+	}
+	p.stageKeys[stage] = union(p.stageKeys[stage], keys)
 }
 
 // union appends to a what of b it does not have.

@@ -129,7 +129,7 @@ func TestSpec_Hash(t *testing.T) {
 
 func TestSpec_Plan(t *testing.T) {
 	for name, path := range map[string]string{
-		"flights": "../examples/flights", "earthquakes": "../examples/earthquakes", "travel": "testdata/travel.yaml", "daily": "../examples/flights/daily.yaml",
+		"flights": "../examples/flights", "earthquakes": "../examples/earthquakes", "travel": "testdata/travel.yaml", "daily": "../examples/flights/daily.yaml", "stages": "testdata/stages.yaml",
 	} {
 		s, err := Load(path)
 		if err != nil {
@@ -167,15 +167,21 @@ func checkPlan(t *testing.T, s *Spec, plan Plan) {
 		t.Fatal(err)
 	}
 	planned := map[string]PlanStep{}
-	for _, step := range plan.Stages[0].Steps {
-		planned[step.ID] = step
+	stages := map[string]int{}
+	for _, stage := range plan.Stages {
+		for _, step := range stage.Steps {
+			planned[step.ID], stages[step.ID] = step, stage.Stage
+		}
+	}
+	if len(plan.Stages) != f.Stages() {
+		t.Errorf("%d stages are planned, the flow has %d", len(plan.Stages), f.Stages())
 	}
 	for _, step := range f.Steps() {
 		p, ok := planned[step.ID]
 		if step.Kind == "source" || step.Kind == "merge" || strings.HasSuffix(step.ID, ".stop-when") || strings.HasSuffix(step.ID, ".key") {
 			continue
 		}
-		if !ok || p.Kind != step.Kind || (p.State != "") != step.Stateful || p.StateVersion != step.Version {
+		if !ok || p.Kind != step.Kind || (p.State != "") != step.Stateful || p.StateVersion != step.Version || stages[step.ID] != step.Stage {
 			t.Errorf("step %+v is planned as %+v", step, p)
 		}
 	}

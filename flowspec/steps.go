@@ -31,6 +31,8 @@ type stepHead struct {
 	at       position
 	idAt     position
 	stateful bool
+	// stage that the step runs in.
+	stage int
 }
 
 func (h *stepHead) head() *stepHead { return h }
@@ -80,6 +82,8 @@ type keyStep struct {
 	path  *path
 	token int
 	expr  *expression
+	// change: the records have another key already, and go on to the next stage.
+	change bool
 }
 
 type aggregateStep struct {
@@ -122,8 +126,10 @@ func (p *specParser) stepsOf(l *stepList, nodes []ast.Node) {
 		if !ok {
 			continue
 		}
+		stage := p.scope.stage
 		if s := p.step(raw); s != nil {
 			h := s.head()
+			h.stage = stage
 			h.kind, h.at = raw.op.name, raw.op.at
 			h.stateful = h.kind == "aggregate" || h.kind == "dedupe"
 			if raw.id != nil {
@@ -359,12 +365,16 @@ func (p *specParser) expandStep(f field) step {
 }
 
 func (p *specParser) keyStep(f field) step {
-	if p.scope.keyed && !p.scope.lost {
-		p.errorf(f.at, "", "the records have a key already: a second key needs an exchange between tasks, which this version does not have")
-		return nil
+	st := &keyStep{change: p.scope.keyed && !p.scope.lost}
+	defer func() {
+		p.scope.keyed = true
+		if st.change {
+			p.scope.stage++
+		}
+	}()
+	if st.change && p.scope.stage+2 > flow.MaxStages {
+		p.errorf(f.at, "", "key: the key of the records is changed %d times, at most %d times are possible", p.scope.stage+1, flow.MaxStages-1)
 	}
-	defer func() { p.scope.keyed = true }()
-	st := &keyStep{}
 	switch f.value.(type) {
 	case *ast.MappingNode, *ast.MappingValueNode:
 		p.keyForm(f, st)
@@ -373,7 +383,9 @@ func (p *specParser) keyStep(f field) step {
 			st.path = p.path(s, "key", "for an expression write {expr: '…'}", &p.scope)
 		}
 	}
-	p.checkPartitionKey(f.at, st)
+	if !st.change {
+		p.checkPartitionKey(f.at, st)
+	}
 	return st
 }
 
@@ -544,6 +556,9 @@ func (p *specParser) dedupeStep(f field) step {
 	}
 	if names := p.scope.sourceNames(); len(names) > 1 {
 		p.errorf(f.at, "put a dedupe before the merge, into a list of each source", "dedupe: the records come from the sources %s, whose times do not run together", strings.Join(names, " and "))
+	}
+	if p.scope.stage > 0 {
+		p.errorf(f.at, "put the dedupe before that key step", "dedupe: the key was changed before, and behind that the times of the records do not run together")
 	}
 	st := &dedupeStep{}
 	var by, within bool
