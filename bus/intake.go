@@ -283,13 +283,23 @@ func (c *Conn) Waiting(ctx context.Context, in Intake) (uint64, error) {
 	return n, nil
 }
 
-// PurgeBefore removes the messages of a stream that stand before a sequence.
-func (c *Conn) PurgeBefore(ctx context.Context, stream string, seq uint64) error {
+// PurgeBefore removes the messages of a stream that stand before a sequence; with
+// subjects, those that match.
+func (c *Conn) PurgeBefore(ctx context.Context, stream string, seq uint64, subjects ...string) error {
+	if len(subjects) > 1 {
+		for _, s := range subjects {
+			if err := c.PurgeBefore(ctx, stream, seq, s); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
 	if seq <= 1 {
 		return nil // 0 would be all
 	}
 	request := struct {
-		Seq uint64 `json:"seq"`
-	}{seq}
+		Filter string `json:"filter,omitempty"`
+		Seq    uint64 `json:"seq"`
+	}{strings.Join(subjects, ""), seq}
 	return classify(fmt.Sprintf("purging stream %s before sequence %d", stream, seq), c.ask(ctx, "STREAM.PURGE."+stream, request, nil))
 }

@@ -142,6 +142,8 @@ type SinkConfig struct {
 	Replicas int
 	// Flow that it is created for; kept in its metadata.
 	Flow string
+	// FirstSeq is the first sequence of a stream that is created. Defaults to 1.
+	FirstSeq uint64
 }
 
 // EnsureSink looks for a sink stream, and creates it with a fence subject and fast ingest if there is none. A stream
@@ -183,7 +185,7 @@ func (c *Conn) EnsureSink(ctx context.Context, cfg SinkConfig) (info StreamInfo,
 func sinkStream(name string, subjects []string, cfg SinkConfig) jetstream.StreamConfig {
 	sc := jetstream.StreamConfig{
 		Name: name, Subjects: append(slices.Clone(subjects), fenceFilter(name)), Storage: jetstream.FileStorage,
-		Replicas: max(cfg.Replicas, 1), MaxMsgs: -1, MaxBytes: -1, MaxMsgsPerSubject: -1, MaxMsgSize: -1,
+		Replicas: max(cfg.Replicas, 1), MaxMsgs: -1, MaxBytes: -1, MaxMsgsPerSubject: -1, MaxMsgSize: -1, FirstSeq: cfg.FirstSeq,
 		AllowRollup: true, AllowDirect: true, AllowBatchPublish: true, Duplicates: 2 * time.Minute,
 		Metadata: map[string]string{"natsflow": "sink", "natsflow-flow": cfg.Flow},
 	}

@@ -21,6 +21,8 @@ var (
 // Definition is what a flow's record must know of the flow as it is deployed.
 type Definition struct {
 	Partitions int
+	// Stages of the flow; 0 is 1.
+	Stages int
 	// Hash identifies the definition: equal definitions have equal hashes.
 	Hash string
 	// Steps are the stateful steps only.
@@ -32,6 +34,14 @@ type Definition struct {
 	// AcceptChanges lets a drained flow go on without the state of steps that
 	// are gone; see [Record.LeftOver].
 	AcceptChanges bool
+}
+
+// stages is what the record has of them.
+func (d Definition) stages() int {
+	if d.Stages == 1 {
+		return 0
+	}
+	return d.Stages
 }
 
 func (d Definition) validate() error {
@@ -53,7 +63,7 @@ func (d Definition) validate() error {
 func newRecord(flow string, def Definition, ref ControlRef, last uint64, now time.Time) Record {
 	return Record{
 		Version: recordVersion, Flow: flow, State: StateRunning,
-		LastCommand: last, Partitions: def.Partitions, Hash: def.Hash,
+		LastCommand: last, Partitions: def.Partitions, Stages: def.stages(), Hash: def.Hash,
 		Steps: slices.Clone(def.Steps), Sources: maps.Clone(def.Sources),
 		Control: ref, Created: now, Updated: now,
 	}
@@ -67,7 +77,7 @@ type Change struct {
 	// New steps begin without state.
 	New []StepRecord `json:"steps_new"`
 	// LeftOver are stored steps which the definition does not have, or has as
-	// another kind of step; then that one is among New, and in Taken.
+	// another kind of step or in another stage; then that one is among New, and in Taken.
 	LeftOver []StepRecord `json:"steps_left_over"`
 	// Taken are ids of New steps under which there may be the state of another
 	// step: each needs another id.
@@ -95,7 +105,7 @@ func (r Record) Compare(def Definition) Change {
 		SourcesKept: []string{}, SourcesNew: []string{}, SourcesBack: []string{}, SourcesGone: []string{}, SourcesRecreated: []string{},
 	}
 	for _, s := range def.Steps {
-		if old, ok := stepOf(r.Steps, s.ID); ok && old.Kind == s.Kind {
+		if old, ok := stepOf(r.Steps, s.ID); ok && old.same(s) {
 			c.Kept = append(c.Kept, KeptStep{s, old.Version})
 			continue
 		} else if ok || slices.Contains(r.LeftOver, s.ID) {
@@ -104,7 +114,7 @@ func (r Record) Compare(def Definition) Change {
 		c.New = append(c.New, s)
 	}
 	for _, old := range r.Steps {
-		if s, ok := stepOf(def.Steps, old.ID); !ok || s.Kind != old.Kind {
+		if s, ok := stepOf(def.Steps, old.ID); !ok || !s.same(old) {
 			c.LeftOver = append(c.LeftOver, old)
 		}
 	}
@@ -199,7 +209,10 @@ func (r Record) untaken(c Change, def Definition) error {
 	}
 	id := c.Taken[0]
 	s, _ := stepOf(def.Steps, id)
-	if old, ok := stepOf(r.Steps, id); ok {
+	if old, ok := stepOf(r.Steps, id); ok && old.Kind == s.Kind {
+		return fmt.Errorf("%w: step %q of flow %s was in stage %d and is now in stage %d, whose tasks do not have its state (definition %s, now %s): give the new step another id",
+			ErrDefinition, id, r.Flow, old.Stage, s.Stage, short(r.Hash), short(def.Hash))
+	} else if ok {
 		return fmt.Errorf("%w: step %q of flow %s was %s and is now %s (definition %s, now %s): give the new step another id",
 			ErrDefinition, id, r.Flow, old.Kind, s.Kind, short(r.Hash), short(def.Hash))
 	}
@@ -231,6 +244,10 @@ func (r Record) redefine(def Definition) (Record, error) {
 	if err := r.samePartitioning(def); err != nil {
 		return r, err
 	}
+	if r.Exchanging(def) {
+		return r, fmt.Errorf("%w: flow %s is %s and has %d stages: records that went on to a later one under the definition %s may still be on their way: drain the flow with that definition (natsflow drain %s), then start this one, %s, with --resume",
+			ErrDefinition, r.Flow, r.State, r.Stages, short(r.Hash), r.Flow, short(def.Hash))
+	}
 	next, change := r.clone(), r.Compare(def)
 	if gone := change.LeftOver; len(gone) > 0 {
 		// A worker of the former definition needs the state as long as it runs, and
@@ -245,9 +262,16 @@ func (r Record) redefine(def Definition) (Record, error) {
 		slices.Sort(next.LeftOver)
 	}
 	next.forgetSources(change)
-	next.Hash = def.Hash
+	next.Hash, next.Stages = def.Hash, def.stages()
 	next.Steps, next.Sources = slices.Clone(def.Steps), maps.Clone(def.Sources)
 	return next, nil
+}
+
+// Exchanging reports whether another definition has to wait for a drain, since there
+// may be records on their way from one stage to the next, which are what the former
+// definition has made of them.
+func (r Record) Exchanging(def Definition) bool {
+	return r.Stages > 1 && def.Hash != r.Hash && !r.State.Stopped()
 }
 
 // samePartitioning refuses another PartitionBy of a source unless the flow is

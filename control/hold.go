@@ -34,6 +34,9 @@ type Final struct {
 	DeadLetters uint64 `json:"dead_letters"`
 	// Late counts the records that came after their window was closed.
 	Late uint64 `json:"late,omitempty"`
+	// Exchange is a sequence of the exchange of the flow that all which the task has
+	// published there is at or before.
+	Exchange uint64 `json:"exchange,omitempty"`
 	// Bytes is the size of the snapshot, 0 if unknown.
 	Bytes  uint64    `json:"bytes,omitempty"`
 	Worker string    `json:"worker,omitempty"`

@@ -58,6 +58,8 @@ type Record struct {
 	LastErrorCommand uint64    `json:"last_error_command,omitempty"`
 	// Partitions is fixed when the flow is created.
 	Partitions int `json:"partitions"`
+	// Stages that the definition has, if there are several.
+	Stages int `json:"stages,omitempty"`
 	// Hash identifies the definition that was seen last.
 	Hash string `json:"hash"`
 	// Steps are the stateful steps, whose state is stored under their ids.
@@ -101,6 +103,13 @@ type StepRecord struct {
 	ID      string `json:"id"`
 	Kind    string `json:"kind"`
 	Version int    `json:"version,omitempty"`
+	// Stage whose tasks have the state.
+	Stage int `json:"stage,omitempty"`
+}
+
+// same reports whether the state of one step can be that of the other.
+func (s StepRecord) same(other StepRecord) bool {
+	return s.ID == other.ID && s.Kind == other.Kind && s.Stage == other.Stage
 }
 
 // SourceRecord is a source stream as it was when the flow began to read it.

@@ -39,9 +39,13 @@ func clockName(src flow.SourceInfo) string {
 	return src.Stream
 }
 
-// restoreClocks gives a task the watermarks and clocks that its log has.
-func (t *task) restoreClocks(sources []flow.SourceInfo) {
-	t.highest = slices.Repeat([]int64{noTime}, len(sources))
+// restoreClocks gives a task the watermarks and clocks that its log has. There are none
+// behind the exchange.
+func (t *task) restoreClocks(sources []flow.SourceInfo, inputs int) {
+	t.highest = slices.Repeat([]int64{noTime}, inputs)
+	if t.id.Stage > 0 {
+		return
+	}
 	for i, src := range sources {
 		if at, ok := t.head.Clocks[clockName(src)]; ok {
 			t.highest[i] = at
@@ -55,11 +59,11 @@ func (t *task) restoreClocks(sources []flow.SourceInfo) {
 // putClocks writes into a head the highest times up to its positions, and how far
 // the task has come. A map of its own: the committer has the last one.
 func (l *lane) putClocks(t *task, h *kvsnap.Head) {
-	if !l.s.flow.Timed() {
+	if !l.s.flow.Timed() || t.id.Stage > 0 {
 		return
 	}
 	h.Clocks, h.Watermarks = map[string]int64{}, map[string]int64{}
-	for i, at := range l.highestOf(t) {
+	for i, at := range l.highestOf(t)[:len(l.s.sources)] {
 		if name := clockName(l.s.sources[i]); at != noTime {
 			h.Clocks[name] = at
 		}
@@ -84,12 +88,12 @@ func (l *lane) highestOf(t *task) []int64 {
 
 // advance moves the watermarks to that of what was read, for all tasks that stay.
 func (l *lane) advance(c chunk) error {
-	if !l.s.flow.Timed() {
+	if !l.s.flow.Timed() || l.s.inputs[c.source].stage > 0 {
 		return nil
 	}
 	l.highest[c.source] = max(l.highest[c.source], c.highest)
 	for _, t := range l.tasks {
-		if t.end != nil {
+		if t.end != nil || t.id.Stage > 0 {
 			continue
 		}
 		clean := !t.flow.Dirty()
@@ -147,7 +151,7 @@ type serverClock struct {
 // server's clock, when that makes something due: every later message gets a later
 // timestamp. Without it a window would stay open until a record comes.
 func (r *reader) followServer(ctx context.Context) {
-	if !r.s.flow.Timed() {
+	if !r.s.flow.Timed() || r.stage > 0 {
 		return
 	}
 	t := time.NewTicker(clockEvery)

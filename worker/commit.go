@@ -89,7 +89,8 @@ func (s *session) commitJob(ctx context.Context, t *task, j job) error {
 		return j.base.Finish(ctx, j.head)
 	}
 	outbox := j.sealed.Outbox
-	if s.flow.Options().Delivery == flow.AtLeastOnce {
+	// What goes on to another stage is never published twice.
+	if s.flow.Options().Delivery == flow.AtLeastOnce && j.sealed.Frames == 0 {
 		if err := s.publish(ctx, t, s.unstored.Add(1), outbox, j.head.Sinks); err != nil {
 			return err
 		}
@@ -105,7 +106,7 @@ func (s *session) commitJob(ctx context.Context, t *task, j job) error {
 	}
 	s.lastCommit.Store(time.Now().UnixNano())
 	s.metrics.committed(j.sealed)
-	s.results.Add(int64(j.sealed.Outputs - j.sealed.DeadLetters))
+	s.results.Add(int64(results(j.sealed)))
 	s.deadLetters.Add(int64(j.sealed.DeadLetters))
 	s.late.Add(int64(j.sealed.Late))
 	if err := s.publish(ctx, t, n, outbox, j.head.Sinks); err != nil {
@@ -113,6 +114,10 @@ func (s *session) commitJob(ctx context.Context, t *task, j job) error {
 	}
 	return s.cfg.reached(ctx, "published", t.id.String())
 }
+
+// results is the number of results in a commit: dead letters, and what goes on to
+// another stage, are none.
+func results(s flow.Sealed) int { return s.Outputs - s.DeadLetters - s.Frames }
 
 // persist repeats a write to the log while the bucket has no room. Nothing is
 // acked meanwhile, and the lanes stop at their bounds. While the server is away

@@ -108,7 +108,7 @@ func (c *conductor) run(ctx context.Context) error {
 // setTimer sets it to the first thing that is to be tried again.
 func (c *conductor) setTimer(timer *time.Timer) {
 	next := time.Time{}
-	for _, at := range []time.Time{c.acquireAt, c.drain.retryAt} {
+	for _, at := range []time.Time{c.acquireAt, c.drain.retryAt, c.drain.stageAt} {
 		if !at.IsZero() && (next.IsZero() || at.Before(next)) {
 			next = at
 		}
@@ -172,10 +172,10 @@ func (c *conductor) mayRead() bool {
 	return !c.reading && len(c.held) > len(c.ending) && !c.drain.undecided
 }
 
-// read starts the readers where they stand.
+// read starts the readers where they stand, those that have tasks.
 func (c *conductor) read() error {
 	for _, r := range c.s.readers {
-		if r.outdated() {
+		if !r.idle() && r.outdated() {
 			at, _ := r.position()
 			if err := r.seek(c.s.ctx, at); err != nil {
 				return err
@@ -183,7 +183,9 @@ func (c *conductor) read() error {
 		}
 	}
 	for _, r := range c.s.readers {
-		r.start()
+		if !r.idle() {
+			r.start()
+		}
 	}
 	c.reading = true
 	return nil
@@ -241,7 +243,9 @@ func (c *conductor) end(names []string, epoch uint64, positions []uint64) error 
 		c.ending[name] = t
 		tasks = append(tasks, t)
 		for _, r := range c.s.readers {
-			r.disown(t.id.Partition)
+			if r.stage == t.id.Stage {
+				r.disown(t.id.Partition)
+			}
 		}
 	}
 	return c.s.tell(tasks, func(own []*task) laneInput {
@@ -261,6 +265,10 @@ func (c *conductor) handOver(t *task) error {
 			Epoch: t.head.Epoch, Results: t.head.Results, DeadLetters: t.head.DeadLetters, Late: t.head.Late,
 			Worker: c.s.cfg.Name, Time: time.Now().UTC(),
 		}
+	}
+	if final != nil && c.s.exchange != nil {
+		final.Exchange = c.s.exchange.seq.Load()
+		c.drain.stageAt, c.drain.stageWait = time.Time{}, 0
 	}
 	if final != nil && c.drain.epoch == t.head.Epoch {
 		c.s.done.Add(1)
@@ -383,15 +391,22 @@ func (c *conductor) adopt(o opened) error {
 	}
 	positions, highest := make([]uint64, len(c.s.readers)), make([]int64, len(c.s.readers))
 	for i, r := range c.s.readers {
+		at, some := r.routed, false
 		for _, t := range c.held {
+			if t.id.Stage != r.stage {
+				continue
+			}
 			t.seen[i] = max(t.seen[i], r.routed)
 			if c.ending[t.id.String()] == nil {
 				r.own(t.id.Partition, t.seen[i])
+				some = true
 			}
 		}
-		at, some := r.routed, len(c.held) > len(c.ending)
 		highest[i] = r.router.HighestTime()
 		for _, t := range o.tasks {
+			if t.id.Stage != r.stage {
+				continue
+			}
 			if !some || t.floor[i] < at {
 				// Its log knows the clock of the source there.
 				at, highest[i], some = t.floor[i], t.highest[i], true
@@ -399,11 +414,14 @@ func (c *conductor) adopt(o opened) error {
 			r.own(t.id.Partition, t.floor[i])
 			r.reach(t.floor[i])
 		}
+		positions[i] = at
+		if r.idle() {
+			continue
+		}
 		if err := r.seek(c.s.ctx, at); err != nil {
 			return err
 		}
 		r.restart(highest[i])
-		positions[i] = at
 	}
 	if slices.Contains(o.names, c.w.taskNames[0]) {
 		c.s.trimmer.Store(true)
@@ -413,7 +431,7 @@ func (c *conductor) adopt(o opened) error {
 		c.held[name] = t
 		c.s.took(t)
 		c.s.wg.Go(func() {
-			if err := c.s.commitJobs(c.s.ctx, t, c.s.lanes[c.s.laneOf(t.id.Partition)].done); err != nil {
+			if err := c.s.commitJobs(c.s.ctx, t, c.s.lanes[c.s.laneOf(t.id)].done); err != nil {
 				c.s.cancel(err)
 			}
 		})
@@ -429,7 +447,7 @@ func (c *conductor) adopt(o opened) error {
 	}
 	// What is known of a drain may be another thing with these tasks.
 	c.drain.told, c.drain.retryAt = false, time.Time{}
-	for _, r := range c.s.readers {
+	for _, r := range c.sourceReaders() {
 		if c.drain.cut != nil && r.furthest() > c.drain.cut[r.stream] {
 			c.drain.cut = nil // it cannot be kept: begin sees that
 		}
@@ -482,11 +500,17 @@ func (c *conductor) giveAll() error {
 	return c.awaitReleases()
 }
 
+// sourceReaders are the readers of the sources.
+func (c *conductor) sourceReaders() []*reader { return c.s.readers[:len(c.s.sources)] }
+
 // staying are the tasks that are not on their way out.
-func (c *conductor) staying() []string {
+func (c *conductor) staying() []string { return c.stayingOf(-1) }
+
+// stayingOf are those of a stage; of all for -1.
+func (c *conductor) stayingOf(stage int) []string {
 	var names []string
 	for _, name := range slices.Sorted(maps.Keys(c.held)) {
-		if c.ending[name] == nil {
+		if c.ending[name] == nil && (stage < 0 || stage == c.held[name].id.Stage) {
 			names = append(names, name)
 		}
 	}
@@ -518,15 +542,17 @@ func (c *conductor) toLimits() (done bool, err error) {
 	for _, r := range c.s.readers {
 		r.stopAt(c.limits[r.stream])
 	}
-	if !c.reading || !c.atLimits() {
+	if !c.reading || !c.atLimits(-1) {
 		return false, nil
 	}
 	return true, c.giveAll()
 }
 
-func (c *conductor) atLimits() bool {
+// atLimits reports that the readers of a stage, or all for -1, have read all that they
+// shall.
+func (c *conductor) atLimits(stage int) bool {
 	for _, r := range c.s.readers {
-		if !r.atLimit() {
+		if (stage < 0 || stage == r.stage) && !r.idle() && !r.atLimit() {
 			return false
 		}
 	}

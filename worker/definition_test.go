@@ -33,7 +33,7 @@ func twoCounts(tb testing.TB, partitions int, first, second string) *flow.Flow {
 		counts := flow.Stateful(keyed, id, flow.JSONState[int](1, nil),
 			func(m *flow.Meta, n *int, _ string, emit func(counted)) error {
 				*n++
-				emit(counted{m.Key, *n, m.Seq})
+				emit(counted{Key: m.Key, N: *n, Seq: m.Seq})
 				return nil
 			})
 		sink := []string{"OUT", "OUT2"}[i]
@@ -322,7 +322,7 @@ func countTo(tb testing.TB, streams ...string) *flow.Flow {
 	counts := flow.Stateful(keyed, "count", flow.JSONState[int](1, nil),
 		func(m *flow.Meta, n *int, _ string, emit func(counted)) error {
 			*n++
-			emit(counted{m.Key, *n, m.Seq})
+			emit(counted{Key: m.Key, N: *n, Seq: m.Seq})
 			return nil
 		})
 	for _, stream := range streams {

@@ -14,6 +14,10 @@ import (
 // is tried again.
 const drainRetry = 200 * time.Millisecond
 
+// waitStage is the wait before another look whether a stage has ended, maxWaitStage the
+// longest one.
+const waitStage, maxWaitStage = 20 * time.Millisecond, 250 * time.Millisecond
+
 // trimTimeout bounds what the end of a drain spends on trimming.
 const trimTimeout = 2 * time.Second
 
@@ -28,6 +32,13 @@ type drain struct {
 	undecided bool
 	// told: the others can see where the readers stand, for all tasks here.
 	told bool
+	// ends are the sequences of the exchange at which later stages end, by stage, as far
+	// as they are known.
+	ends map[int]uint64
+	// stageAt is when to look whether the stage before one has ended, stageWait the time
+	// to the look after that.
+	stageAt   time.Time
+	stageWait time.Duration
 	// over is what a drain at the head waits for.
 	over broughtOver
 	// retryAt is when to look again, wait the time to the look after that.
@@ -95,7 +106,7 @@ func (c *conductor) begin(rec control.Record) (ok bool, err error) {
 	}
 	c.drain = drain{epoch: rec.Epoch, cut: rec.Drain.Cut}
 	c.w.status.phase("draining")
-	for _, r := range c.s.readers {
+	for _, r := range c.sourceReaders() {
 		if _, ok := r.setLimit(c.drain.cut[r.stream]); !ok {
 			return false, c.refuse(rec)
 		}
@@ -128,7 +139,7 @@ func (c *conductor) seekCut(rec control.Record) error {
 	c.w.status.phase("draining")
 	if wait := notYet(rec.Drain.Command.At); wait > 0 {
 		// Reading goes on until then, and a resume may come before.
-		for _, r := range c.s.readers {
+		for _, r := range c.sourceReaders() {
 			r.setUntil(rec.Drain.Command.At.Time)
 		}
 		c.drain.retryAt = time.Now().Add(wait)
@@ -200,8 +211,8 @@ func (c *conductor) tellStopped(epoch uint64) error {
 	if c.drain.told || len(tasks) == 0 {
 		return nil
 	}
-	at := make(map[string]uint64, len(c.s.readers))
-	for _, r := range c.s.readers {
+	at := make(map[string]uint64, len(c.s.sources))
+	for _, r := range c.sourceReaders() {
 		at[r.stream] = r.furthest()
 	}
 	if err := c.member.Tell(c.s.ctx, &control.Stopped{Epoch: epoch, Positions: at, Tasks: tasks}); err != nil {
@@ -211,7 +222,8 @@ func (c *conductor) tellStopped(epoch uint64) error {
 	return c.s.cfg.reached(c.s.ctx, "stop-told", "")
 }
 
-// reached returns how far the flow is in each source, when all its tasks stand.
+// reached returns how far the flow is in each source, when all tasks that read sources
+// stand.
 func (c *conductor) reached(epoch uint64) (map[string]uint64, bool, error) {
 	members, _, err := c.s.ctl.Members(c.s.ctx)
 	if err != nil {
@@ -223,7 +235,7 @@ func (c *conductor) reached(epoch uint64) (map[string]uint64, bool, error) {
 			stops = append(stops, *m.Stopped)
 		}
 	}
-	at, ok := control.CutOf(stops, c.w.taskNames, epoch)
+	at, ok := control.CutOf(stops, namesOf(c.s.flow, 0), epoch)
 	return at, ok, nil
 }
 
@@ -239,8 +251,8 @@ func notYet(at control.At) time.Duration {
 // positions reached.
 func (c *conductor) choose(at control.At, reached map[string]uint64) (map[string]uint64, error) {
 	ctx := c.s.ctx
-	cut := make(map[string]uint64, len(c.s.readers))
-	for _, r := range c.s.readers {
+	cut := make(map[string]uint64, len(c.s.sources))
+	for _, r := range c.sourceReaders() {
 		// A source that the command does not name stops where it is.
 		seq := reached[r.stream]
 		switch at.Kind {
@@ -274,15 +286,10 @@ func (c *conductor) choose(at control.At, reached map[string]uint64) (map[string
 // toCut ends the tasks when everything up to the cut has been read, and the drain
 // when all tasks of the flow have ended.
 func (c *conductor) toCut(rec control.Record) error {
-	if c.reading && c.atLimits() {
-		if err := c.halt(); err != nil {
+	for stage := range c.s.flow.Stages() {
+		if err := c.endStage(rec, stage); err != nil {
 			return err
 		}
-		positions := make([]uint64, len(c.s.readers))
-		for i, r := range c.s.readers {
-			positions[i] = c.drain.cut[r.stream]
-		}
-		return c.end(c.staying(), rec.Epoch, positions)
 	}
 	if len(c.held) > 0 || c.opening != nil {
 		return nil
@@ -294,6 +301,99 @@ func (c *conductor) toCut(rec control.Record) error {
 		return nil
 	}
 	return err
+}
+
+// endStage ends the tasks of a stage when everything for them has been read: up to the
+// cut in the sources; and in the exchange all there is when the tasks of the stage
+// before have ended, those of all workers, since nothing more comes then.
+func (c *conductor) endStage(rec control.Record, stage int) error {
+	names := c.stayingOf(stage)
+	if len(names) == 0 {
+		return nil
+	}
+	if stage > 0 {
+		ok, err := c.seekEnd(rec, stage)
+		if err != nil && bus.Retryable(err) {
+			c.s.log.Warn("the drain waits for the server", "err", err)
+			c.drain.stageAt = time.Now().Add(drainRetry)
+			return nil
+		}
+		if err != nil || !ok {
+			return err
+		}
+	}
+	if !c.reading || !c.atLimits(stage) {
+		return nil
+	}
+	if err := c.halt(); err != nil {
+		return err
+	}
+	positions := make([]uint64, len(c.s.readers))
+	for i, r := range c.s.readers {
+		switch {
+		case r.stage != stage:
+		case stage > 0:
+			positions[i] = c.drain.ends[stage]
+		default:
+			positions[i] = c.drain.cut[r.stream]
+		}
+	}
+	return c.end(names, rec.Epoch, positions)
+}
+
+// seekEnd makes the readers of a later stage stop where it ends. It reports false while
+// that is not known.
+func (c *conductor) seekEnd(rec control.Record, stage int) (bool, error) {
+	end, ok := c.drain.ends[stage]
+	if !ok {
+		for _, t := range c.held {
+			if t.id.Stage == stage-1 {
+				return false, nil // its end is seen here
+			}
+		}
+		if time.Now().Before(c.drain.stageAt) {
+			return false, nil
+		}
+		c.drain.stageAt = time.Time{}
+		var err error
+		if end, ok, err = c.endOf(rec, stage); err != nil || !ok {
+			c.drain.stageWait = min(max(2*c.drain.stageWait, waitStage), maxWaitStage)
+			c.drain.stageAt = time.Now().Add(c.drain.stageWait)
+			return false, err
+		}
+		if c.drain.ends == nil {
+			c.drain.ends = map[int]uint64{}
+		}
+		c.drain.ends[stage], c.drain.stageWait = end, 0
+		if err := c.s.cfg.reached(c.s.ctx, "stage-ends", ""); err != nil {
+			return false, err
+		}
+	}
+	for _, r := range c.s.readers {
+		if r.stage == stage {
+			r.stopAt(end)
+		}
+	}
+	return true, nil
+}
+
+// endOf returns a sequence of the exchange that every frame for a stage is at or before,
+// when all tasks of the stage before have their final entry, and so have published all
+// theirs.
+func (c *conductor) endOf(rec control.Record, stage int) (end uint64, ok bool, err error) {
+	tasks, err := c.s.ctl.Tasks(c.s.ctx)
+	if err != nil {
+		return 0, false, err
+	}
+	for _, name := range namesOf(c.s.flow, stage-1) {
+		if !isFinal(tasks[name], rec.Epoch) {
+			return 0, false, nil
+		}
+		end = max(end, tasks[name].Final.Exchange)
+	}
+	// The end of the stream says the same, if it is not older than what the tasks know.
+	info, err := c.s.conn.Stream(c.s.ctx, c.s.exchange.name)
+	return max(end, info.LastSeq), err == nil, err
 }
 
 // finish records the end of the drain if every task of the flow has its final
@@ -342,6 +442,9 @@ func (c *conductor) trimLast(cut map[string]uint64) {
 		if err := c.s.trim(ctx, i, cut[src.Stream]); err != nil {
 			c.s.log.Debug("an intake was not trimmed at the end", "stream", src.Stream, "err", err)
 		}
+	}
+	if err := c.s.trimExchange(ctx); err != nil {
+		c.s.log.Debug("the exchange was not trimmed at the end", "err", err)
 	}
 }
 

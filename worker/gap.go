@@ -61,10 +61,10 @@ type gaps struct {
 
 // newGaps watches a reader that begins at from. What is gone by now was dealt with
 // at the start.
-func newGaps(s *session, source int, info bus.StreamInfo, from uint64) *gaps {
+func newGaps(s *session, subjects []string, info bus.StreamInfo, from uint64) *gaps {
 	g := &gaps{
 		stream: info.Name, accept: s.cfg.AcceptGap,
-		whole:    !info.Mirror && info.ReadsAll(s.sources[source].Subjects),
+		whole:    !info.Mirror && info.ReadsAll(subjects),
 		compacts: info.MaxMsgsPerSubject > 0 && info.MaxMsgs <= 0 && info.MaxBytes <= 0 && info.MaxAge == 0,
 		last:     from - 1,
 	}
@@ -139,6 +139,9 @@ func (s *session) firstSeq(ctx context.Context, stream string) (seq uint64, ok b
 // and the session with what was read until then committed: that is not in the
 // stream any more either, so that nobody could read it again.
 func (r *reader) checkGap(ctx context.Context, seq uint64) error {
+	if r.stage > 0 {
+		return nil // it has no limits, and is trimmed behind its readers
+	}
 	before := r.gaps.last
 	err := r.gaps.pass(ctx, seq)
 	if !errors.Is(err, ErrGap) {

@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -29,6 +30,18 @@ type counted struct {
 	Key string `json:"key"`
 	N   int    `json:"n"`
 	Seq uint64 `json:"seq"`
+	// Of and OfN are key and number of the first stage, in a result of a later one.
+	Of  string `json:"of,omitempty"`
+	OfN int    `json:"of_n,omitempty"`
+}
+
+// groupOf is the key that the records of a key have in a later stage.
+func groupOf(key string, stage int) string {
+	n, err := strconv.Atoi(strings.TrimPrefix(key, "k"))
+	if err != nil {
+		n = len(key)
+	}
+	return fmt.Sprintf("g%d", n%(5-stage))
 }
 
 type countFlow struct {
@@ -40,11 +53,16 @@ type countFlow struct {
 	sink        string
 	bucket      string
 	options     flow.Options
+	// stages is the number of stages, 0 for one. Each later one counts the results of
+	// the one before by group.
+	stages int
 	// stopAt asks for a drain when a key has that many records.
 	stopAt int
 	// decode, key and step are called with each record; they may block, fail or
 	// panic.
 	decode, key, step func(m *flow.Meta, v string) error
+	// late is called with each record of a later stage.
+	late func(m *flow.Meta, r counted) error
 	// version of the stored state.
 	version int
 }
@@ -93,15 +111,39 @@ func (c countFlow) build(tb testing.TB) *flow.Flow {
 				return err
 			}
 			*n++
-			emit(counted{m.Key, *n, m.Seq})
+			emit(counted{Key: m.Key, N: *n, Seq: m.Seq})
 			return nil
 		})
+	first := counts
+	for stage := 1; stage < c.stages; stage++ {
+		crossed := flow.Rekey(counts, func(_ *flow.Meta, r counted) (string, error) {
+			if stage == 1 {
+				return groupOf(r.Key, stage), nil
+			}
+			return groupOf(r.Of, stage), nil
+		}, flow.JSONCodec[counted](), flow.ID(fmt.Sprintf("cross-%d", stage)))
+		counts = flow.Stateful(crossed, fmt.Sprintf("count-%d", stage), flow.JSONState[int](c.version, nil),
+			func(m *flow.Meta, n *int, r counted, emit func(counted)) error {
+				if c.late != nil {
+					if err := c.late(m, r); err != nil {
+						return err
+					}
+				}
+				*n++
+				next := counted{Key: m.Key, N: *n, Seq: m.Seq, Of: r.Key, OfN: r.N}
+				if r.Of != "" {
+					next.Of, next.OfN = r.Of, r.OfN
+				}
+				emit(next)
+				return nil
+			})
+	}
 	flow.To(counts, flow.Sink[counted]{
 		Stream: c.sink, Subjects: []string{strings.ToLower(c.sink) + ".*"},
 		Subject: flow.KeySubject[counted](strings.ToLower(c.sink) + "."), Encode: flow.EncodeJSON[counted](),
 	})
 	if c.bucket != "" {
-		flow.ToKV(counts, flow.KVSink[counted]{Bucket: c.bucket, Encode: flow.EncodeJSON[counted]()})
+		flow.ToKV(first, flow.KVSink[counted]{Bucket: c.bucket, Encode: flow.EncodeJSON[counted]()})
 	}
 	if c.stopAt > 0 {
 		flow.StopWhen(counts, func(_ *flow.Meta, r counted) (bool, error) { return r.N == c.stopAt, nil })
@@ -133,6 +175,8 @@ type lab struct {
 	seq  uint64
 	log  *slog.Logger
 	ctl  *control.Control
+	// stages of the flow whose results are judged, 0 for one.
+	stages int
 	// counts are the last results of count.
 	counts map[string]counting
 }
@@ -256,7 +300,7 @@ func (l *lab) judgeThrough(stream string, seq uint64) {
 
 func (l *lab) judgeResults(results []message, fed map[string]int) {
 	l.tb.Helper()
-	got := map[string]int{}
+	got, of := map[string]int{}, map[string]int{}
 	for _, m := range results {
 		var r counted
 		if err := json.Unmarshal(m.data, &r); err != nil {
@@ -266,6 +310,23 @@ func (l *lab) judgeResults(results []message, fed map[string]int) {
 			l.tb.Fatalf("%s sequence %d: result %d follows %d; header %v", m.subject, m.seq, r.N, got[r.Key], m.header)
 		}
 		got[r.Key] = r.N
+		if l.stages < 2 {
+			continue
+		}
+		if r.OfN != of[r.Of]+1 || r.Key != groupOf(r.Of, l.stages-1) {
+			l.tb.Fatalf("%s sequence %d: result %d of key %s follows %d; header %v", m.subject, m.seq, r.OfN, r.Of, of[r.Of], m.header)
+		}
+		of[r.Of] = r.OfN
+	}
+	if l.stages > 1 {
+		if diff := cmp.Diff(fed, of); diff != "" {
+			l.tb.Fatalf("results of each key of the first stage (-want +got):\n%s", diff)
+		}
+		groups := map[string]int{}
+		for key, n := range fed {
+			groups[groupOf(key, l.stages-1)] += n
+		}
+		fed = groups
 	}
 	if diff := cmp.Diff(fed, got); diff != "" {
 		l.tb.Fatalf("results of each key (-want +got):\n%s", diff)

@@ -286,20 +286,21 @@ func (in *intake) deleted(flow string, err error) error {
 		ErrSource, in.name, flow, in.src.Stream, err)
 }
 
-// logged returns the position of a source up to which all tasks of the flow have
-// committed, whoever has them, as their logs say; 0 if one of them has no position.
-// A restart of any task needs nothing up to it, and it never goes back.
+// logged returns the position of an input up to which all tasks of the flow that read
+// it have committed, whoever has them, as their logs say; 0 if one of them has no
+// position. A restart of any task needs nothing up to it, and it never goes back.
 func (s *session) logged(ctx context.Context, source int) (uint64, error) {
-	heads, err := headsOf(ctx, s.store, s.taskNames)
+	names := namesOf(s.flow, s.inputs[source].stage)
+	heads, err := headsOf(ctx, s.store, names)
 	if err != nil {
 		return 0, err
 	}
-	if len(heads) < len(s.taskNames) {
+	if len(heads) < len(names) {
 		return 0, nil
 	}
 	low := ^uint64(0)
 	for h := range maps.Values(heads) {
-		low = min(low, h.Offsets[s.sources[source].Stream])
+		low = min(low, h.Offsets[s.inputs[source].stream])
 	}
 	return low, nil
 }
@@ -316,8 +317,14 @@ func (s *session) trims(ctx context.Context) {
 			return
 		case <-t.C:
 		}
+		if err := s.lookAtExchange(ctx); err != nil {
+			s.log.Debug("the exchange was not looked at; the next time is soon", "err", err)
+		}
 		if !s.trimmer.Load() {
 			continue
+		}
+		if err := s.trimExchange(ctx); err != nil {
+			s.log.Debug("the exchange was not trimmed; the next time is soon", "err", err)
 		}
 		for i := range s.intakes {
 			low, ok := s.committed(i)
@@ -386,17 +393,17 @@ func (s *session) trimMirror(ctx context.Context, m *mirror, low uint64) error {
 // because others have processed and trimmed what was there: the session has lost its
 // tasks and does not know it yet. A gap that is one is left to the caller.
 func (s *session) overtaken(ctx context.Context, source int, at uint64) error {
-	if s.intakes[source] == nil {
+	if source >= len(s.intakes) || s.intakes[source] == nil {
 		return nil
 	}
 	low, err := s.logged(ctx, source)
 	if err != nil {
-		return fmt.Errorf("look for the position of the flow in stream %s: %w", s.sources[source].Stream, err)
+		return fmt.Errorf("look for the position of the flow in stream %s: %w", s.inputs[source].stream, err)
 	}
 	// With a task of this session it could not be more: what is not read is not
 	// committed.
 	if low > at {
-		return fmt.Errorf("%w: all tasks of the flow are at sequence %d of stream %s, and this worker at %d", bus.ErrFenced, low, s.sources[source].Stream, at)
+		return fmt.Errorf("%w: all tasks of the flow are at sequence %d of stream %s, and this worker at %d", bus.ErrFenced, low, s.inputs[source].stream, at)
 	}
 	return nil
 }

@@ -131,10 +131,10 @@ type lane struct {
 	in    chan laneInput
 	done  chan result
 	tasks []*task
-	byPos map[int]*task
-	// kept are the partitions whose tasks left with results that a sink refuses.
-	kept map[int]bool
-	// pos is how far the lane has processed each source, highest the highest times
+	byID  map[kvsnap.TaskID]*task
+	// kept are the tasks that left with results that a sink refuses.
+	kept map[kvsnap.TaskID]bool
+	// pos is how far the lane has processed each input, highest the highest times
 	// up to there.
 	pos     []uint64
 	highest []int64
@@ -211,9 +211,11 @@ func (l *lane) take(ctx context.Context, msg laneInput) error {
 		l.begin(msg.end)
 		return nil
 	}
+	stage := l.s.inputs[msg.chunk.source].stage
 	for _, b := range msg.chunk.batches {
-		t := l.byPos[b.Partition]
-		if t == nil && l.kept[b.Partition] {
+		id := kvsnap.TaskID{Stage: stage, Partition: b.Partition}
+		t := l.byID[id]
+		if t == nil && l.kept[id] {
 			b.Release() // it is read again by whoever publishes what was kept
 			continue
 		}
@@ -243,7 +245,7 @@ func (l *lane) adopt(a *adoption) {
 	copy(l.highest, a.highest)
 	for _, t := range a.tasks {
 		l.tasks = append(l.tasks, t)
-		l.byPos[t.id.Partition] = t
+		l.byID[t.id] = t
 	}
 	l.showDue()
 	l.s.progress(l)
@@ -267,7 +269,7 @@ func (l *lane) begin(e *ending) {
 // drop forgets a task that was released.
 func (l *lane) drop(t *task) {
 	l.tasks = slices.DeleteFunc(l.tasks, func(o *task) bool { return o == t })
-	delete(l.byPos, t.id.Partition)
+	delete(l.byID, t.id)
 }
 
 // sealDue seals the tasks that should commit now: all that have changed when the
@@ -331,7 +333,8 @@ func (l *lane) hand(t *task, j job) {
 	t.jobs <- j
 }
 
-// positions returns how far the task has processed each source.
+// positions returns how far the task has processed each input; what is there for the
+// inputs of other stages means nothing.
 func (l *lane) positions(t *task) []uint64 {
 	if t.end != nil {
 		return slices.Clone(t.last)
@@ -352,12 +355,14 @@ func (l *lane) nextHead(t *task, sealed flow.Sealed) kvsnap.Head {
 		h.Offsets = map[string]uint64{}
 	}
 	for i, p := range l.positions(t) {
-		h.Offsets[l.s.sources[i].Stream] = p
+		if in := &l.s.inputs[i]; in.stage == t.id.Stage {
+			h.Offsets[in.stream] = p
+		}
 	}
 	l.putClocks(t, &h)
 	h.Epoch, h.Final = l.s.epoch.Load(), false
 	h.Records += uint64(sealed.Records)
-	h.Results += uint64(sealed.Outputs - sealed.DeadLetters)
+	h.Results += uint64(results(sealed))
 	h.DeadLetters += uint64(sealed.DeadLetters)
 	h.Late += uint64(sealed.Late)
 	return h
@@ -370,7 +375,7 @@ func (l *lane) jobDone(r result) {
 		// Its committer has gone and nothing can be handed to it any more. It
 		// stays in flight: what it has in hand is not published.
 		t.ended = true
-		l.kept[t.id.Partition] = true
+		l.kept[t.id] = true
 		l.drop(t)
 		l.s.released <- t
 		return
@@ -451,7 +456,8 @@ func (l *lane) commitIdle() {
 		}
 		moved := false
 		for i, p := range l.positions(t) {
-			moved = moved || p > t.head.Offsets[l.s.sources[i].Stream]
+			in := &l.s.inputs[i]
+			moved = moved || in.stage == t.id.Stage && p > t.head.Offsets[in.stream]
 		}
 		if moved || t.unconfirmed {
 			t.unconfirmed = false
@@ -460,18 +466,22 @@ func (l *lane) commitIdle() {
 	}
 }
 
-// lowest returns, for a source, a position that every task of the lane has
-// committed and published, counting a task that had nothing to commit; the
-// highest number if the lane has no tasks.
+// lowest returns, for an input, a position that every task of the lane which reads it
+// has committed and published, counting a task that had nothing to commit; the
+// highest number if the lane has no such tasks.
 func (l *lane) lowest(source int) uint64 {
-	if len(l.tasks) == 0 {
-		return math.MaxUint64
-	}
-	low := l.pos[source]
+	low, some := l.pos[source], false
 	for _, t := range l.tasks {
+		if t.id.Stage != l.s.inputs[source].stage {
+			continue
+		}
+		some = true
 		if t.inFlight || t.flow.Dirty() {
 			low = min(low, t.confirmed[source])
 		}
+	}
+	if !some {
+		return math.MaxUint64
 	}
 	return low
 }

@@ -98,7 +98,7 @@ func (s *session) watchLimits(ctx context.Context) {
 	t := time.NewTicker(limitCheck)
 	defer t.Stop()
 	defer func() {
-		for _, r := range s.readers {
+		for _, r := range s.readers[:len(s.sources)] {
 			s.metrics.headroom.DeleteLabelValues(r.stream)
 		}
 	}()

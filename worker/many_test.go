@@ -27,6 +27,14 @@ func TestRun_manyWorkers(t *testing.T) {
 	})
 }
 
+// TestRun_manyWorkersStages is that for flows of two and of three stages, of which the
+// exchange is trimmed all the time.
+func TestRun_manyWorkersStages(t *testing.T) {
+	runHistories(t, sinkKinds[:2], 3, 50, func(t *testing.T, srv *testenv.Server, kind sinkKind, seed uint64) {
+		manyHistory(t, srv, kind, seed, manySource{stages: 2 + int(seed%2)})
+	})
+}
+
 // crew are the workers of a history.
 type crew struct {
 	*lab
@@ -50,13 +58,16 @@ type manySource struct {
 	partitionBy []int
 	// retention is limits if it is empty.
 	retention string
+	// stages of the flow, 0 for one.
+	stages int
 }
 
 func manyHistory(t *testing.T, srv *testenv.Server, kind sinkKind, seed uint64, src manySource) {
 	rng := rand.New(rand.NewPCG(seed, 11))
 	l := newLab(t, srv)
 	kind.make(l)
-	w := &crew{lab: l, rng: rng, lossy: kind.forgets, source: "IN", f: countFlow{partitionBy: src.partitionBy, options: flow.Options{Partitions: 8, CommitInterval: 20 * time.Millisecond}}.build(t)}
+	w := &crew{lab: l, rng: rng, lossy: kind.forgets, source: "IN", f: countFlow{stages: src.stages, partitionBy: src.partitionBy, options: flow.Options{Partitions: 8, CommitInterval: 20 * time.Millisecond}}.build(t)}
+	l.stages = src.stages
 	if src.retention != "" {
 		l.queued(src.retention)
 		w.source = ownIN
@@ -103,6 +114,9 @@ func manyHistory(t *testing.T, srv *testenv.Server, kind sinkKind, seed uint64, 
 	if src.retention != "" {
 		w.judgeIntake()
 	}
+	if src.stages > 1 {
+		w.judgeExchange()
+	}
 }
 
 // manyTrim is how often intakes are trimmed in histories: often.
@@ -142,7 +156,7 @@ func (w *crew) slow(next probe) probe {
 }
 
 // manyPoints are the places where a worker may die here.
-var manyPoints = append(slices.Clone(points), "acquired", "adopted", "handed-over", "stop-told", "trim", "trimmed")
+var manyPoints = append(slices.Clone(points), "acquired", "adopted", "handed-over", "stop-told", "stage-ends", "trim", "trimmed")
 
 // event lets something happen.
 func (w *crew) event() {

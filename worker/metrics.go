@@ -77,7 +77,7 @@ func NewMetrics(r prometheus.Registerer, flowName string) (*Metrics, error) {
 func (m *Metrics) committed(s flow.Sealed) {
 	m.commits.Inc()
 	m.records.Add(float64(s.Records))
-	m.results.Add(float64(s.Outputs - s.DeadLetters))
+	m.results.Add(float64(results(s)))
 	m.dead.Add(float64(s.DeadLetters))
 	m.late.Add(float64(s.Late))
 	m.stateBytes.Add(float64(len(s.Delta)))

@@ -171,5 +171,5 @@ func partitionFilters(owned []bool) []string {
 func (r *reader) outdated() bool {
 	// A cursor with partitions that have been given away would go on to get all of
 	// their records.
-	return r.stale || r.cursor.Load() == nil || r.mirror != nil && !slices.Equal(r.owned, r.inCursor)
+	return r.stale || r.cursor.Load() == nil || r.filtered() && !slices.Equal(r.owned, r.inCursor)
 }

@@ -12,6 +12,7 @@ import (
 
 	"natsflow/bus"
 	"natsflow/flow"
+	"natsflow/kvsnap"
 )
 
 // Bounds of a reader's batches.
@@ -36,19 +37,20 @@ var (
 	errHalted       = errors.New("halted")
 )
 
-// reader takes one source through the steps before the key. It reads in scans:
-// between two of them the tasks that it reads for can change, and the position.
+// reader takes one source through the steps before the key, or what is in the exchange
+// for one stage to its tasks. It reads in scans: between two of them the tasks that it
+// reads for can change, and the position.
 type reader struct {
-	s      *session
-	source int
-	stream string
+	s *session
+	input
+	source int // of the session's inputs
 	// gaps looks for messages that were dropped unread, behind the last seek.
 	gaps *gaps
 	// created tells the stream from another one of the same name.
 	created time.Time
 	// mirror is what is read in place of a source that the server partitions, else
 	// nil. owned are the partitions that are read for, inCursor those that the cursor
-	// reads.
+	// reads where it does not read all: of a mirror, and of the exchange.
 	mirror   *mirror
 	owned    []bool
 	inCursor []bool
@@ -75,6 +77,8 @@ type reader struct {
 	// mark is the watermark by the server's clock, lastTime the timestamp of the last
 	// message if it is known.
 	mark, lastTime int64
+	// broken: a record failed half-way, and what the router holds must not be played.
+	broken bool
 
 	// mu guards what follows; it is held for moments only.
 	mu sync.Mutex
@@ -97,11 +101,15 @@ type reader struct {
 
 func newReader(s *session, source int) *reader {
 	r := &reader{
-		s: s, source: source, stream: s.sources[source].Stream, router: s.flow.Router(source),
-		mirror: s.mirrors[source], owned: make([]bool, s.flow.Options().Partitions),
+		s: s, input: s.inputs[source], source: source, owned: make([]bool, s.flow.Options().Partitions),
 		out: make([][]*flow.Batch, len(s.lanes)), limit: math.MaxUint64, until: math.MaxInt64, limited: make(chan struct{}), mark: noTime,
 	}
-	r.router.ReadFrom(r.stream)
+	if r.stage > 0 {
+		r.router = s.flow.ExchangeRouter(r.stage)
+	} else {
+		r.router, r.mirror = s.flow.Router(source), s.mirrors[source]
+		r.router.ReadFrom(r.stream)
+	}
 	for p := range s.flow.Options().Partitions {
 		r.disown(p)
 	}
@@ -138,7 +146,12 @@ func (r *reader) seek(ctx context.Context, through uint64) error {
 	if err != nil {
 		return fmt.Errorf("source %s: %w", r.stream, err)
 	}
-	from, gap, err := checkSource(info, through, r.s.cfg.AcceptGap)
+	// Where the exchange begins says nothing: it is trimmed, and has holes where fences
+	// were.
+	from, gap, err := checkSource(info, through, r.s.cfg.AcceptGap || r.stage > 0)
+	if r.stage > 0 {
+		gap = 0
+	}
 	if errors.Is(err, ErrGap) || gap > 0 {
 		if err := r.s.overtaken(ctx, r.source, through); err != nil {
 			return err
@@ -152,7 +165,7 @@ func (r *reader) seek(ctx context.Context, through uint64) error {
 	}
 	r.close(ctx)
 	cfg := bus.CursorConfig{
-		Stream: r.stream, Subjects: r.s.sources[r.source].Subjects, From: from,
+		Stream: r.stream, Subjects: r.subjects, From: from,
 		Name: "natsflow-" + r.s.flow.Name() + "-" + r.s.cfg.Name, Logger: r.s.log,
 	}
 	if r.mirror != nil {
@@ -160,6 +173,11 @@ func (r *reader) seek(ctx context.Context, through uint64) error {
 			return err
 		}
 		cfg.Stream, cfg.Subjects = r.mirror.name, partitionFilters(r.owned)
+	}
+	if r.stage > 0 {
+		cfg.Subjects = exchangeFilters(r.s.flow.Name(), r.stage, r.owned)
+	}
+	if r.filtered() {
 		r.inCursor = slices.Clone(r.owned)
 	}
 	cursor, err := r.s.conn.OpenCursor(ctx, cfg)
@@ -167,7 +185,7 @@ func (r *reader) seek(ctx context.Context, through uint64) error {
 		return fmt.Errorf("source %s: %w", r.stream, err)
 	}
 	r.cursor.Store(cursor)
-	r.gaps = newGaps(r.s, r.source, info, from)
+	r.gaps = newGaps(r.s, r.subjects, info, from)
 	if r.mirror != nil {
 		r.gaps.whole = false
 	}
@@ -233,7 +251,7 @@ func (r *reader) start() {
 		case r.mirror != nil && errors.Is(err, bus.ErrNotFound):
 			// It is disposable: the next session makes it anew.
 			r.s.cancel(fmt.Errorf("%w: mirror %s of source %s: %w", errAway, r.mirror.name, r.stream, err))
-		case r.s.intakes[r.source] != nil && errors.Is(err, bus.ErrNotFound):
+		case r.stage == 0 && r.s.intakes[r.source] != nil && errors.Is(err, bus.ErrNotFound):
 			r.s.cancel(r.s.intakes[r.source].deleted(r.s.flow.Name(), err))
 		default:
 			r.s.cancel(fmt.Errorf("source %s: %w", r.stream, err))
@@ -295,11 +313,8 @@ func (r *reader) handle(ctx context.Context, m *bus.Msg) error {
 	}
 	r.routing.Lock()
 	defer r.routing.Unlock()
-	route := r.router.Route
-	if r.mirror != nil {
-		route = r.router.RouteMirrored
-	}
-	if err := route(m.Subject, m.Seq, m.Time, m.Data); err != nil {
+	if err := r.route(m); err != nil {
+		r.broken = true
 		return err
 	}
 	if err := r.s.cfg.reached(ctx, "read", ""); err != nil {
@@ -316,6 +331,16 @@ func (r *reader) handle(ctx context.Context, m *bus.Msg) error {
 		return errReachedLimit
 	}
 	return nil
+}
+
+func (r *reader) route(m *bus.Msg) error {
+	switch {
+	case r.stage > 0:
+		return r.routeFrame(m)
+	case r.mirror != nil:
+		return r.router.RouteMirrored(m.Subject, m.Seq, m.Time, m.Data)
+	}
+	return r.router.Route(m.Subject, m.Seq, m.Time, m.Data)
 }
 
 // begin takes a message, unless it is beyond the limit. It counts as read from
@@ -342,8 +367,11 @@ func (r *reader) begin(seq uint64, nanos int64) (last, ok bool) {
 // leaves the rest for later if it must not wait. Only the end of the session
 // interrupts it, since what was routed cannot be taken back. The lock is held.
 func (r *reader) flush(wait bool) error {
+	if r.broken {
+		return nil
+	}
 	r.router.Take(func(b *flow.Batch) {
-		lane := r.s.laneOf(b.Partition)
+		lane := r.s.laneOf(kvsnap.TaskID{Stage: r.stage, Partition: b.Partition})
 		r.out[lane] = append(r.out[lane], b)
 	})
 	r.waiting, r.unsent = 0, false

@@ -69,6 +69,8 @@ func (t *target) use(info flow.SinkInfo, subjects []string) {
 		subjects = []string{"$KV." + info.Name + ".>"}
 	case flow.SinkDead:
 		maker = "the dead letters"
+	case flow.SinkExchange:
+		maker = "the changes of key"
 	case flow.SinkControl:
 		maker = "stop_when"
 	}

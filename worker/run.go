@@ -13,7 +13,6 @@ import (
 	"natsflow/bus"
 	"natsflow/control"
 	"natsflow/flow"
-	"natsflow/kvsnap"
 )
 
 var (
@@ -75,8 +74,8 @@ func Run(ctx context.Context, f *flow.Flow, cfg Config) error {
 		return fmt.Errorf("register metrics: %w", err)
 	}
 	w := &worker{cfg: cfg, flow: f, log: cfg.Logger.With("flow", f.Name(), "worker", cfg.Name), metrics: metrics, records: newMailbox()}
-	for p := range f.Options().Partitions {
-		w.taskNames = append(w.taskNames, kvsnap.TaskID{Partition: p}.String())
+	for stage := range f.Stages() {
+		w.taskNames = append(w.taskNames, namesOf(f, stage)...)
 	}
 	// Everything but the wish to leave outlives ctx, by the stop timeout at most.
 	hard, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
@@ -234,10 +233,10 @@ func pause(ctx context.Context, d time.Duration) error {
 // [ErrSource], for a source that is not there or cannot be one; the definition is then
 // complete except for the time of creation of that stream and of those behind it.
 func Definition(ctx context.Context, conn *bus.Conn, f *flow.Flow) (control.Definition, error) {
-	def := control.Definition{Partitions: f.Options().Partitions, Hash: f.Hash(), Sources: map[string]control.SourceRecord{}}
+	def := control.Definition{Partitions: f.Options().Partitions, Stages: f.Stages(), Hash: f.Hash(), Sources: map[string]control.SourceRecord{}}
 	for _, s := range f.Steps() {
 		if s.Stateful {
-			def.Steps = append(def.Steps, control.StepRecord{ID: s.ID, Kind: s.Kind, Version: s.Version})
+			def.Steps = append(def.Steps, control.StepRecord{ID: s.ID, Kind: s.Kind, Version: s.Version, Stage: s.Stage})
 		}
 	}
 	for _, src := range f.Sources() {
@@ -354,7 +353,7 @@ func (w *worker) sinksKeepLateResultsOut(ctx context.Context) bool {
 // term runs sessions, whenever there are tasks for the worker, until the flow or
 // the worker stops.
 func (w *worker) term(ctx, term context.Context, member *control.Member) error {
-	var failed failure
+	failed := failure{flow: w.flow.Name()}
 	wait := rejoinWait
 	for ctx.Err() == nil {
 		rec, err := w.runnable(ctx, term)
@@ -407,25 +406,32 @@ func (w *worker) term(ctx, term context.Context, member *control.Member) error {
 // failure is where a flow stops that stops on errors.
 type failure struct {
 	err *flow.StepError
-	// limits are the last sequences to read.
+	// limits are the last sequences to read, of the exchange too.
 	limits map[string]uint64
+	// flow is its name.
+	flow string
 }
 
 // narrow takes a failing record into account. It reports false for one that is
 // not before the limits: then there is no use in trying again. Tasks run one
 // beside the other, so that a record may fail before one that failed earlier.
 func (f *failure) narrow(step *flow.StepError) bool {
-	if step.Seq == 0 {
+	stream, seq := step.Stream, step.Seq
+	if step.Frame > 0 {
+		// A frame is read whole or not at all.
+		stream, seq = flow.ExchangeStream(f.flow), step.Frame
+	}
+	if seq == 0 {
 		return false // a window that closes: there is no record to stop before
 	}
-	limit, ok := f.limits[step.Stream]
-	if ok && step.Seq > limit {
+	limit, ok := f.limits[stream]
+	if ok && seq > limit {
 		return false
 	}
 	if f.limits == nil {
 		f.limits = map[string]uint64{}
 	}
-	f.err, f.limits[step.Stream] = step, step.Seq-1
+	f.err, f.limits[stream] = step, seq-1
 	return true
 }
 

@@ -50,9 +50,12 @@ func (t *target) advance(seq uint64) {
 
 // session is the time in which a worker has tasks. Which ones may change.
 type session struct {
-	cfg      *Config
-	flow     *flow.Flow
-	sources  []flow.SourceInfo
+	cfg     *Config
+	flow    *flow.Flow
+	sources []flow.SourceInfo
+	// inputs are what the readers read: the sources, in their order, and behind them the
+	// exchange for each later stage.
+	inputs   []input
 	interval time.Duration
 	// leftOver are the steps whose state was given up.
 	leftOver []string
@@ -89,6 +92,8 @@ type session struct {
 	// taskNames are all tasks of the flow. trimmer: this worker trims the intakes.
 	taskNames []string
 	trimmer   atomic.Bool
+	// exchange is the target of what goes on to a later stage, nil with one stage.
+	exchange *target
 	// released gets the tasks that a lane has committed and released.
 	released chan *task
 	// woken asks the conductor to look.
@@ -127,7 +132,7 @@ func newSession(term context.Context, w *worker, rec control.Record) *session {
 	s := &session{
 		cfg: &w.cfg, flow: w.flow, sources: w.flow.Sources(), interval: w.flow.Options().CommitInterval, leftOver: rec.LeftOver,
 		log: w.log, metrics: w.metrics, conn: w.conn, ctl: w.ctl, controlStream: rec.Control.Stream, began: time.Now(),
-		released: make(chan *task, w.flow.Options().Partitions), woken: make(chan struct{}, 1), troubles: map[*patience]string{}, warnings: map[string]string{}, generations: map[string]uint64{},
+		released: make(chan *task, len(w.taskNames)), woken: make(chan struct{}, 1), troubles: map[*patience]string{}, warnings: map[string]string{}, generations: map[string]uint64{},
 		refusals: newRefusals(), taskNames: w.taskNames,
 	}
 	s.ctx, s.cancel = context.WithCancelCause(term)
@@ -192,6 +197,7 @@ func (s *session) open(rec control.Record, trusted func() bool) (err error) {
 	if err := s.openIntakes(s.ctx, rec); err != nil {
 		return err
 	}
+	s.inputs = inputsOf(s.flow, s.sources)
 	if err := s.openTargets(s.ctx); err != nil {
 		return err
 	}
@@ -231,12 +237,22 @@ func (s *session) openTargets(ctx context.Context) error {
 			cmd := control.Command{Kind: control.KindDrain, Flow: s.flow.Name()}
 			subject = cmd.Subject(s.cfg.ControlPrefix)
 			cfg.Stream, cfg.Subjects = s.controlStream, []string{subject}
+		case flow.SinkExchange:
+			var err error
+			if cfg.FirstSeq, err = s.firstOfExchange(ctx, info.Name); err != nil {
+				return err
+			}
 		}
 		at, created, err := s.conn.EnsureSink(ctx, cfg)
 		if errors.Is(err, bus.ErrNotTaken) {
 			s.misfits = append(s.misfits, cfg)
 		} else if err != nil {
 			return fmt.Errorf("sink %s: %w", info.Name, err)
+		}
+		if info.Kind == flow.SinkExchange {
+			if err := checkExchange(at); err != nil {
+				return err
+			}
 		}
 		if created {
 			s.log.Info("created the sink", "stream", at.Name, "subjects", at.Subjects)
@@ -253,6 +269,9 @@ func (s *session) openTargets(ctx context.Context) error {
 			s.targets = append(s.targets, to)
 		}
 		to.use(info, cfg.Subjects)
+		if info.Kind == flow.SinkExchange {
+			s.exchange = to
+		}
 		name := at.Name
 		if info.Kind == flow.SinkControl {
 			name = controlTarget
@@ -295,8 +314,8 @@ func (s *session) openTasks(ctx context.Context, ids []kvsnap.TaskID) ([]*task, 
 // claim takes one task over and loads its state.
 func (s *session) claim(ctx context.Context, id kvsnap.TaskID) (*task, kvsnap.Recovered, error) {
 	t := &task{
-		id: id, flow: s.flow.Task(id.Partition), jobs: make(chan job, 1),
-		floor: make([]uint64, len(s.sources)), fences: make([]uint64, len(s.targets)), lastCommit: time.Now(),
+		id: id, flow: s.flow.StageTask(id.Stage, id.Partition), jobs: make(chan job, 1),
+		floor: make([]uint64, len(s.inputs)), fences: make([]uint64, len(s.targets)), lastCommit: time.Now(),
 	}
 	for i, to := range s.bySink {
 		t.flow.LimitResults(i, max(to.room(s.flow, id), 1))
@@ -308,9 +327,11 @@ func (s *session) claim(ctx context.Context, id kvsnap.TaskID) (*task, kvsnap.Re
 	}
 	t.flow.Loaded()
 	t.log, t.head = log, r.Head
-	t.restoreClocks(s.sources)
-	for i, src := range s.sources {
-		t.floor[i] = r.Head.Offsets[src.Stream]
+	t.restoreClocks(s.sources, len(s.inputs))
+	for i, in := range s.inputs {
+		if in.stage == id.Stage {
+			t.floor[i] = r.Head.Offsets[in.stream]
+		}
 	}
 	t.confirmed, t.seen = slices.Clone(t.floor), slices.Clone(t.floor)
 	// The fences are read behind the claim and before any commit: a later
@@ -434,7 +455,7 @@ func (s *session) sinksOf(l leftover) ([]*target, error) {
 	return sinks, nil
 }
 
-func (s *session) laneOf(partition int) int { return partition % s.cfg.Lanes }
+func (s *session) laneOf(id kvsnap.TaskID) int { return (id.Stage + id.Partition) % s.cfg.Lanes }
 
 // makeLanes makes the lanes and starts them, and makes the readers.
 func (s *session) makeLanes() {
@@ -442,17 +463,17 @@ func (s *session) makeLanes() {
 	s.low = make([][]atomic.Uint64, s.cfg.Lanes)
 	for i := range s.lanes {
 		s.lanes[i] = &lane{
-			s: s, index: i, in: make(chan laneInput, laneQueue), byPos: map[int]*task{}, kept: map[int]bool{}, pos: make([]uint64, len(s.sources)), highest: slices.Repeat([]int64{noTime}, len(s.sources)),
+			s: s, index: i, in: make(chan laneInput, laneQueue), byID: map[kvsnap.TaskID]*task{}, kept: map[kvsnap.TaskID]bool{}, pos: make([]uint64, len(s.inputs)), highest: slices.Repeat([]int64{noTime}, len(s.inputs)),
 			// Room for a result of every task.
-			done: make(chan result, s.flow.Options().Partitions),
+			done: make(chan result, len(s.taskNames)),
 		}
 		s.lanes[i].due.Store(math.MaxInt64)
-		s.low[i] = make([]atomic.Uint64, len(s.sources))
+		s.low[i] = make([]atomic.Uint64, len(s.inputs))
 		for k := range s.low[i] {
 			s.low[i][k].Store(math.MaxUint64)
 		}
 	}
-	for i := range s.sources {
+	for i := range s.inputs {
 		s.readers = append(s.readers, newReader(s, i))
 	}
 	for _, l := range s.lanes {
@@ -489,7 +510,7 @@ func (s *session) progress(l *lane) {
 		s.low[l.index][i].Store(l.lowest(i))
 		if low, ok := s.committed(i); ok {
 			r.ack(low)
-			s.metrics.position.WithLabelValues(r.stream).Set(float64(low))
+			s.metrics.position.WithLabelValues(r.name).Set(float64(low))
 		}
 	}
 	if err := s.cfg.reached(s.ctx, "acked", ""); err != nil {
@@ -502,7 +523,7 @@ func (s *session) tell(tasks []*task, input func(tasks []*task) laneInput) error
 	for i, l := range s.lanes {
 		var own []*task
 		for _, t := range tasks {
-			if s.laneOf(t.id.Partition) == i {
+			if s.laneOf(t.id) == i {
 				own = append(own, t)
 			}
 		}
@@ -535,11 +556,11 @@ func (s *session) committed(source int) (low uint64, ok bool) {
 	return low, low != math.MaxUint64
 }
 
-// positions returns how far each source has been read.
+// positions returns how far each source, and each stage of the exchange, has been read.
 func (s *session) positions() map[string]uint64 {
 	at := make(map[string]uint64, len(s.readers))
 	for _, r := range s.readers {
-		at[r.stream], _ = r.position()
+		at[r.name], _ = r.position()
 	}
 	return at
 }
@@ -547,7 +568,7 @@ func (s *session) positions() map[string]uint64 {
 func (s *session) sinkNames() string {
 	names := make([]string, 0, len(s.targets))
 	for _, t := range s.targets {
-		if t.name != deadStream && t.subject == "" {
+		if t.name != deadStream && t.subject == "" && t != s.exchange {
 			names = append(names, t.name)
 		}
 	}

@@ -27,6 +27,9 @@ type Status struct {
 	Done  int `json:"done"`
 	// Sources by name.
 	Sources map[string]SourceStatus `json:"sources,omitempty"`
+	// Exchange is how far the exchange has been read for each later stage, from stage 1
+	// on; its records are frames.
+	Exchange []SourceStatus `json:"exchange,omitempty"`
 	// Results and DeadLetters are those of its tasks since the flow's creation.
 	Results     uint64 `json:"results"`
 	DeadLetters uint64 `json:"dead_letters"`
@@ -70,7 +73,12 @@ func (s *session) status() Status {
 		if !ok {
 			committed = read
 		}
-		st.Sources[r.stream] = SourceStatus{Read: read, Committed: committed, Records: count}
+		is := SourceStatus{Read: read, Committed: committed, Records: count}
+		if r.stage > 0 {
+			st.Exchange = append(st.Exchange, is)
+		} else {
+			st.Sources[r.stream] = is
+		}
 		if st.Trouble == "" {
 			st.Trouble = r.trouble()
 		}

@@ -23,6 +23,8 @@ type comparison struct {
 	Hash             string `json:"definition"`
 	StoredPartitions int    `json:"stored_partitions"`
 	Partitions       int    `json:"partitions"`
+	StoredStages     int    `json:"stored_stages"`
+	Stages           int    `json:"stages"`
 	control.Change
 	// Workers run another definition than that of the file.
 	Workers []string `json:"workers_of_another_definition"`
@@ -89,7 +91,7 @@ func newComparison(rec control.Record, def control.Definition, members []control
 	}
 	is := comparison{
 		Flow: rec.Flow, State: rec.State, Epoch: rec.Epoch, StoredHash: rec.Hash, Hash: def.Hash,
-		StoredPartitions: rec.Partitions, Partitions: def.Partitions, Change: rec.Compare(def), Workers: []string{}, Needs: []string{},
+		StoredPartitions: rec.Partitions, Partitions: def.Partitions, StoredStages: max(rec.Stages, 1), Stages: max(def.Stages, 1), Change: rec.Compare(def), Workers: []string{}, Needs: []string{},
 	}
 	is.origins = map[string]string{}
 	for _, sources := range []map[string]control.SourceRecord{rec.FormerSources, rec.Sources, def.Sources} {
@@ -119,7 +121,7 @@ func newComparison(rec control.Record, def control.Definition, members []control
 		is.Needs = append(is.Needs, "--accept-gap")
 	}
 	is.DrainFirst = !rec.State.Stopped() &&
-		(len(is.LeftOver) > 0 || len(is.Workers) > 0 || rec.State == control.StateDraining && rec.Hash != def.Hash)
+		(len(is.LeftOver) > 0 || len(is.Workers) > 0 || rec.Exchanging(def) || rec.State == control.StateDraining && rec.Hash != def.Hash)
 	return is
 }
 
@@ -187,6 +189,14 @@ func (is comparison) table() *table {
 		partitions = fmt.Sprintf("cannot change, the flow has %d", is.StoredPartitions)
 	}
 	t.add("partitions", strconv.Itoa(is.Partitions), "", partitions)
+	switch {
+	case is.Stages > is.StoredStages:
+		t.add("stages", strconv.Itoa(is.Stages), "", fmt.Sprintf("the flow has %d, the tasks of the others begin without state", is.StoredStages))
+	case is.Stages < is.StoredStages:
+		t.add("stages", strconv.Itoa(is.Stages), "", fmt.Sprintf("the flow has %d, the tasks of the others are left behind", is.StoredStages))
+	case is.Stages > 1:
+		t.add("stages", strconv.Itoa(is.Stages), "", "as they are")
+	}
 	for _, s := range is.Kept {
 		text := "keeps its state"
 		if s.Stored != s.Version {
