@@ -52,6 +52,8 @@ func (r *Router) RouteFrame(partition int, seq uint64, data []byte) error {
 		return err // which checkFrame has seen
 	}
 	r.partition = partition
+	b := r.batch(partition)
+	b.frames = append(b.frames, frameRef{f.head.producer, f.head.number, seq, len(b.runs)})
 	for i := 0; r.in.halted == nil && i < len(r.exchange.order); {
 		if i, err = r.routeUntilPanic(f, seq, i); err != nil {
 			return err
@@ -118,7 +120,17 @@ func (r *Router) routeUntilPanic(f *frameReader, seq uint64, from int) (done int
 func deadCrossed(r *Router, m *Meta, e *StepError) {
 	b := r.batch(r.partition)
 	addCrossed(b.columns[0].(*crossedColumn[*StepError]), m, e)
-	b.ran(0)
+	b.crossed(0)
+}
+
+// crossed is ran for a record of the last frame of the batch.
+func (b *Batch) crossed(column int) {
+	b.records++
+	if n := len(b.runs); n > b.frames[len(b.frames)-1].run && b.runs[n-1].column == column {
+		b.runs[n-1].n++
+		return
+	}
+	b.runs = append(b.runs, run{column, 1})
 }
 
 // crossedColumn is a column of records that came by the exchange. Each brings all of

@@ -6,20 +6,28 @@ import (
 	"fmt"
 	"hash/crc32"
 	"math"
+	"strconv"
 )
 
 // ErrFrame says that bytes which should be a frame of the exchange are not one, or one
 // that the flow cannot read. Nothing of the frame is applied.
 var ErrFrame = errors.New("not a frame that the flow can read")
 
+// ErrLostFrames says that frames are missing in the exchange. Nothing behind them is
+// applied.
+var ErrLostFrames = errors.New("frames of the exchange are missing")
+
 // A frame takes records to one task of the next stage: those of one commit of one
 // task, or a part of them if there are many.
 //
 //	frame  = version | CRC-32C of the rest, 4 bytes | uvarint stage | uvarint partition
-//	         | uvarint partition of the producer | uvarint records | { record }
+//	         | uvarint partition of the producer | uvarint number | uvarint records | { record }
 //	record = flags | [ uvarint n, step id ] | [ uvarint n, stream ] | [ uvarint n, subject ]
 //	         | varint sequence | varint timestamp | [ varint time ]
 //	         | uvarint n, key | uvarint n, value
+//
+// The frames from one task to another have numbers from 1 on, which both keep with
+// their state. So a frame that comes twice is dropped, and one that is missing is seen.
 //
 // What is in brackets is there unless a flag says that it is as in the record before.
 // Sequence and timestamp are differences from the record before, the time, of an
@@ -34,7 +42,7 @@ const (
 	frameFlags  = sameStep | sameStream | sameSubject | sameTime
 
 	// maxFrameHead is the most that comes before the records.
-	maxFrameHead = 1 + 4 + 4*binary.MaxVarintLen32
+	maxFrameHead = 1 + 4 + 4*binary.MaxVarintLen32 + binary.MaxVarintLen64
 	// maxRecordHead is the most that a record has besides its texts and its value.
 	maxRecordHead = 1 + 8*binary.MaxVarintLen64
 	// frameBytes is the size at which another frame is begun.
@@ -52,6 +60,8 @@ type frameWriter struct {
 	// had records since the last seal, in the order of the first one.
 	open    []openFrame
 	touched []int
+	// sent has the number of the last frame for each partition.
+	sent *table[uint64]
 	// waiting is the number of bytes in them, frames the number of frames in the outbox
 	// since the last seal.
 	waiting, frames int
@@ -74,7 +84,7 @@ func (p piece) of(b []byte) string { return string(b[p.from:p.to]) }
 
 func (t *Task) frameWriter() *frameWriter {
 	if t.exchange == nil {
-		t.exchange = &frameWriter{t: t, open: make([]openFrame, t.f.opts.Partitions)}
+		t.exchange = &frameWriter{t: t, open: make([]openFrame, t.f.opts.Partitions), sent: t.sent}
 	}
 	return t.exchange
 }
@@ -156,6 +166,10 @@ func (w *frameWriter) put(p int) {
 	h = binary.AppendUvarint(h, uint64(t.stage+1))
 	h = binary.AppendUvarint(h, uint64(p))
 	h = binary.AppendUvarint(h, uint64(t.partition))
+	c, _ := w.sent.getOrAdd(strconv.Itoa(p))
+	w.sent.mark(c)
+	c.state++
+	h = binary.AppendUvarint(h, c.state)
 	h = binary.AppendUvarint(h, uint64(f.records))
 	binary.LittleEndian.PutUint32(h[1:], crc32.Update(crc32.Checksum(h[5:], castagnoli), castagnoli, f.body))
 	t.outbox = appendOutputHead(t.outbox, t.f.exchange, []byte(ExchangeSubject(t.f.name, t.stage+1, p)))
@@ -171,9 +185,93 @@ func (w *frameWriter) put(p int) {
 	*f = openFrame{body: body, touched: f.touched}
 }
 
+// The numbers of frames are stored like the state of steps. An id of a step has no
+// control characters.
+const framesSent, framesReceived = "\x00sent", "\x00received"
+
+var numberCodec = StateCodec[uint64]{
+	Append: func(dst []byte, n *uint64) ([]byte, error) { return binary.AppendUvarint(dst, *n), nil },
+	Decode: func(data []byte, n *uint64) error {
+		v, size := binary.Uvarint(data)
+		if size != len(data) || size <= 0 {
+			return errNotANumber
+		}
+		*n = v
+		return nil
+	},
+}
+
+var errNotANumber = errors.New("not a number")
+
+// frameRef is a frame in a batch: its runs begin at run.
+type frameRef struct {
+	producer    int
+	number, seq uint64
+	run         int
+}
+
+// receive takes the number of a frame into account. It reports false for one that was
+// applied before.
+func (t *Task) receive(f frameRef) (bool, error) {
+	c, fresh := t.received.getOrAdd(strconv.Itoa(f.producer))
+	if f.number <= c.state {
+		t.repeats++
+		return false, nil
+	}
+	if f.number > c.state+1 && !t.acceptLost {
+		last := c.state
+		if fresh {
+			t.received.forget(c)
+		}
+		return false, fmt.Errorf("%w: before sequence %d, frames %d to %d from task %d.%d to task %d.%d: somebody has removed them",
+			ErrLostFrames, f.seq, last+1, f.number-1, t.stage-1, f.producer, t.stage, t.partition)
+	}
+	t.received.mark(c)
+	c.state = f.number
+	return true, nil
+}
+
+// AcceptLostFrames makes the task go on where frames of the exchange are missing.
+func (t *Task) AcceptLostFrames() { t.acceptLost = true }
+
+// playFrames is Play for a batch of the exchange.
+func (t *Task) playFrames(b *Batch) error {
+	next, played := make([]int, len(b.columns)), 0
+	for i, f := range b.frames {
+		end := len(b.runs)
+		if i+1 < len(b.frames) {
+			end = b.frames[i+1].run
+		}
+		apply, err := t.receive(f)
+		if err != nil {
+			return err
+		}
+		for _, r := range b.runs[f.run:end] {
+			from := next[r.column]
+			next[r.column] += r.n
+			if !apply {
+				t.records -= r.n
+				continue
+			}
+			b.columns[r.column].play(t, from, from+r.n)
+			if t.in.halted != nil {
+				return t.in.halted
+			}
+			played += r.n
+		}
+		if played >= encodeEvery {
+			t.encodeEarly()
+			played = 0
+		}
+	}
+	t.reserveDelta(t.encodeEarly())
+	return nil
+}
+
 // frameHead is what a frame says of itself.
 type frameHead struct {
 	stage, partition, producer int
+	number                     uint64
 	records                    int
 }
 
@@ -209,11 +307,12 @@ func openFrameReader(data []byte) (*frameReader, error) {
 		return nil, fmt.Errorf("%w: its checksum does not match its %d bytes", ErrFrame, len(data))
 	}
 	f := &frameReader{r: reader{data: data[5:]}, size: len(data)}
-	stage, partition, producer, records := f.r.uvarint(), f.r.uvarint(), f.r.uvarint(), f.r.uvarint()
-	if f.r.bad || max(stage, partition, producer, records) > math.MaxInt32 {
+	stage, partition, producer := f.r.uvarint(), f.r.uvarint(), f.r.uvarint()
+	number, records := f.r.uvarint(), f.r.uvarint()
+	if f.r.bad || number == 0 || max(stage, partition, producer, records) > math.MaxInt32 {
 		return nil, fmt.Errorf("%w: its head is damaged", ErrFrame)
 	}
-	f.head = frameHead{int(stage), int(partition), int(producer), int(records)}
+	f.head = frameHead{int(stage), int(partition), int(producer), number, int(records)}
 	f.left = int(records)
 	f.text = string(data)
 	return f, nil

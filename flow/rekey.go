@@ -116,7 +116,7 @@ func (k *rekey[T]) route(r *Router, m *Meta, value []byte) {
 	}
 	b := r.batch(r.partition)
 	addCrossed(b.columns[k.index+1].(*crossedColumn[T]), m, v)
-	b.ran(k.index + 1)
+	b.crossed(k.index + 1)
 }
 
 // stages are those behind the first one, in order.

@@ -260,6 +260,8 @@ type Batch struct {
 	columns []column
 	runs    []run
 	records int
+	// frames of the exchange that the records are of.
+	frames []frameRef
 }
 
 // run is a number of records of one column; the runs of a batch keep the order
@@ -283,7 +285,7 @@ func (b *Batch) Release() {
 	for _, c := range b.columns {
 		c.reset()
 	}
-	b.runs, b.records = b.runs[:0], 0
+	b.runs, b.records, b.frames = b.runs[:0], 0, b.frames[:0]
 	b.pool.Put(b)
 }
 

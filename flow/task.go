@@ -71,13 +71,19 @@ type Task struct {
 	partition int
 	// exchange writes what goes on to the next stage, nil if nothing does.
 	exchange *frameWriter
-	byKey    []any
-	tables   []stateTable
-	byStep   map[string]stateTable
-	leftOut  []string
-	flushers []flusher
-	meta     Meta
-	stopped  bool
+	// sent and received have the numbers of the last frames to each task of the next
+	// stage, and from each of the one before. They are there in any case: what a former
+	// definition has counted must not be forgotten.
+	sent, received *table[uint64]
+	repeats        int
+	acceptLost     bool
+	byKey          []any
+	tables         []stateTable
+	byStep         map[string]stateTable
+	leftOut        []string
+	flushers       []flusher
+	meta           Meta
+	stopped        bool
 
 	outbox        []byte
 	outputs, dead int
@@ -118,6 +124,7 @@ func (f *Flow) StageTask(stage, partition int) *Task {
 	t := &Task{f: f, stage: stage, partition: partition, byStep: map[string]stateTable{}, mostResult: make([]int, len(f.sinks)), firing: -1}
 	t.marks, t.now = slices.Repeat([]int64{noTime}, len(f.sources)), noTime
 	t.in = &instance{f: f, memo: map[any]any{}, task: t}
+	t.sent, t.received = newTable(t, framesSent, numberCodec), newTable(t, framesReceived, numberCodec)
 	for _, k := range f.keysOf(stage) {
 		t.byKey = append(t.byKey, k.bindTask(t.in))
 	}
@@ -158,6 +165,9 @@ func (t *Task) Partition() int { return t.partition }
 func (t *Task) Play(b *Batch) error {
 	t.source, t.stream, t.meta.Stream = b.index, b.source, b.source
 	t.records += b.records
+	if len(b.frames) > 0 {
+		return t.playFrames(b)
+	}
 	var at [8]int
 	next := at[:]
 	if len(b.columns) > len(at) {
@@ -275,6 +285,9 @@ type Sealed struct {
 	// Outputs counts them, DeadLetters those among them that are dead letters, Frames
 	// those that take records to the next stage.
 	Outputs, DeadLetters, Frames int
+	// Repeats counts frames that came again, after they had been applied: there should be
+	// none.
+	Repeats int
 	// Records counts the records played since the last seal, Late those among them
 	// that came after their window was closed.
 	Records, Late int
@@ -293,7 +306,7 @@ func (t *Task) Seal() (Sealed, error) {
 	if t.exchange != nil {
 		t.exchange.close()
 	}
-	s := Sealed{Outputs: t.outputs, DeadLetters: t.dead, Records: t.records, Late: t.late}
+	s := Sealed{Outputs: t.outputs, DeadLetters: t.dead, Records: t.records, Late: t.late, Repeats: t.repeats}
 	var err error
 	if s.Delta, err = t.sealState(); err != nil {
 		return Sealed{}, err
@@ -305,7 +318,7 @@ func (t *Task) Seal() (Sealed, error) {
 		// The next commit is about as large.
 		s.Outbox, t.outbox = t.outbox, make([]byte, 0, n+n/16)
 	}
-	t.outputs, t.dead, t.records, t.late, t.stopped = 0, 0, 0, 0, false
+	t.outputs, t.dead, t.records, t.late, t.repeats, t.stopped = 0, 0, 0, 0, 0, false
 	return s, nil
 }
 

@@ -93,30 +93,46 @@ func checkExchange(at bus.StreamInfo) error {
 }
 
 // firstOfExchange returns the first sequence that the exchange is to have if it has to
-// be made, 0 for any. Somebody may have deleted one that the flow had, with what was on
-// its way; then positions go on behind the former ones, if the loss is accepted.
+// be made, 0 for any. It refuses one that is there with what is not of this flow.
+// Somebody may have deleted one that the flow had, with what was on its way; then
+// positions go on behind the former ones, if the loss is accepted.
 func (s *session) firstOfExchange(ctx context.Context, name string) (uint64, error) {
-	_, err := s.conn.Stream(ctx, name)
-	if err == nil || !errors.Is(err, bus.ErrNotFound) {
+	info, err := s.conn.Stream(ctx, name)
+	there := err == nil
+	if !there && !errors.Is(err, bus.ErrNotFound) {
 		return 0, err
+	}
+	// Before the logs are read: an entry is there before its frames.
+	var last uint64
+	if there && info.LastSeq > 0 {
+		last, err = s.conn.LastMatching(ctx, name, []string{flow.ExchangeAll(s.flow.Name())})
+		if err != nil && !errors.Is(err, bus.ErrNotFound) {
+			return 0, err
+		}
 	}
 	bucket, err := s.conn.OpenBucket(ctx, "natsflow_"+s.flow.Name())
-	if errors.Is(err, bus.ErrNotFound) {
-		return 0, nil
+	var heads map[string]kvsnap.Head
+	if err == nil {
+		heads, err = headsOf(ctx, kvsnap.New(kvsnap.Config{Bucket: bucket, Flow: s.flow.Name(), Owner: s.cfg.Name, Logger: s.log}), s.taskNames)
+	} else if errors.Is(err, bus.ErrNotFound) {
+		err = nil
 	}
-	if err != nil {
-		return 0, err
-	}
-	heads, err := headsOf(ctx, kvsnap.New(kvsnap.Config{Bucket: bucket, Flow: s.flow.Name(), Owner: s.cfg.Name, Logger: s.log}), s.taskNames)
 	if err != nil {
 		return 0, err
 	}
 	var highest uint64
+	known := false
 	for _, h := range heads {
 		highest = max(highest, h.Offsets[name], h.Sinks[name])
+		_, ok := h.Sinks[name]
+		known = known || ok || h.Offsets[name] > 0
 	}
 	switch {
-	case highest == 0:
+	case there && !known && last > 0:
+		// Its frames would be taken for those of this one.
+		return 0, fmt.Errorf("%w: the stream %s, by which records go from one stage of the flow to the next, has records up to sequence %d, and no task of the flow knows of them: they are of a former flow of that name: delete it (nats stream rm %s), it is made anew",
+			ErrSource, name, last, name)
+	case there, highest == 0:
 		return 0, nil
 	case !s.cfg.AcceptGap:
 		return 0, fmt.Errorf("%w: the stream %s, by which records go from one stage of the flow to the next, was deleted at sequence %d or later, and with it what the later stage had not processed: start with --accept-gap to make it anew and go on without that",

@@ -307,8 +307,80 @@ func TestExchange_trimUnconfirmed(t *testing.T) {
 		p.cancel()
 		close(g.open)
 		_ = p.wait()
-		l.drain(f, Config{Name: "a", trimEvery: 100 * time.Millisecond})
+		q := l.start(f, Config{Name: "a", trimEvery: 100 * time.Millisecond}, (&crasher{}).probe)
+		l.awaitPhase(q, "running")
+		l.send("control.drain.count", `{"at":"head"}`)
+		if err := q.wait(); err != nil {
+			t.Fatal(err)
+		}
 		l.judge("OUT")
+	})
+}
+
+// TestExchange_purged: frames that somebody has removed are missed.
+func TestExchange_purged(t *testing.T) {
+	bubble(t, func(t *testing.T, l *lab) {
+		f := l.staged(2)
+		p := l.start(f, Config{}, nil)
+		l.more(100)
+		l.awaitResults(p, 100)
+		l.pass(10 * time.Second)
+		if err := p.leave(); err != nil {
+			t.Fatal(err)
+		}
+		// The second stage commits once, and then stands still.
+		var stands atomic.Bool
+		p = l.start(f, Config{}, func(_ *process, ctx context.Context, point, task string) error {
+			if stands.Load() && point == "committed" && task[0] == '1' {
+				<-ctx.Done()
+			}
+			return nil
+		})
+		l.awaitPhase(p, "running")
+		stands.Store(true)
+		for range 5 {
+			l.more(50)
+			l.pass(10 * time.Second)
+		}
+		p.link.Cut()
+		p.cancel()
+		_ = p.wait()
+		info, err := l.conn.Stream(l.ctx, crossCount)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := l.conn.PurgeBefore(l.ctx, crossCount, info.LastSeq-5); err != nil {
+			t.Fatal(err)
+		}
+		err = l.start(f, Config{LeaseTTL: 2 * time.Second}, nil).wait()
+		if !errors.Is(err, ErrGap) || !strings.Contains(err.Error(), "from task 0.") || !strings.Contains(err.Error(), "--accept-gap") {
+			t.Fatalf("error %v", err)
+		}
+		q := l.start(f, Config{AcceptGap: true}, nil)
+		l.awaitPhase(q, "running")
+		l.send("control.drain.count", `{"at":"head"}`)
+		if err := q.wait(); err != nil {
+			t.Fatal(err)
+		}
+		if n := l.count("OUT"); n <= 100 || n >= 350 {
+			t.Errorf("%d results of 350 records, with a gap", n)
+		}
+	})
+}
+
+// TestExchange_ofAFormerFlow: the snapshots were deleted, the exchange was not.
+func TestExchange_ofAFormerFlow(t *testing.T) {
+	bubble(t, func(t *testing.T, l *lab) {
+		f := l.staged(2)
+		l.more(100)
+		l.drain(f, Config{})
+		if err := l.conn.DeleteStream(l.ctx, "KV_natsflow_count"); err != nil {
+			t.Fatal(err)
+		}
+		err := l.start(f, Config{Resume: true}, nil).wait()
+		if !errors.Is(err, ErrSource) || !strings.Contains(err.Error(), "of a former flow of that name") {
+			t.Fatalf("error %v", err)
+		}
 	})
 }
 

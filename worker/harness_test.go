@@ -383,7 +383,12 @@ func (l *lab) startOver(link *testenv.Link, f *flow.Flow, cfg Config, probe prob
 		cfg.Lanes = 2
 	}
 	if probe != nil {
-		cfg.probe = func(ctx context.Context, point, task string) error { return probe(p, ctx, point, task) }
+		cfg.probe = func(ctx context.Context, point, task string) error {
+			if point == "frames-repeated" {
+				l.tb.Errorf("task %s: a frame was published twice", task)
+			}
+			return probe(p, ctx, point, task)
+		}
 	}
 	go func() {
 		defer close(p.done)

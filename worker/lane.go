@@ -2,6 +2,7 @@ package worker
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"math"
@@ -224,6 +225,9 @@ func (l *lane) take(ctx context.Context, msg laneInput) error {
 		}
 		err := t.flow.Play(b)
 		b.Release()
+		if errors.Is(err, flow.ErrLostFrames) {
+			err = fmt.Errorf("%w: stream %s: %w; start with --accept-gap to go on without them", ErrGap, l.s.exchange.name, err)
+		}
 		if err != nil {
 			return err
 		}
@@ -315,6 +319,12 @@ func (l *lane) seal(t *task, last bool) error {
 	sealed, err := t.flow.Seal()
 	if err != nil {
 		return fmt.Errorf("task %v: %w", t.id, err)
+	}
+	if sealed.Repeats > 0 {
+		l.s.log.Warn("frames of the exchange came again and were dropped", "task", t.id, "frames", sealed.Repeats)
+		if err := l.s.cfg.reached(l.s.ctx, "frames-repeated", t.id.String()); err != nil {
+			return err
+		}
 	}
 	h := l.nextHead(t, sealed)
 	if last {

@@ -321,6 +321,9 @@ func (s *session) claim(ctx context.Context, id kvsnap.TaskID) (*task, kvsnap.Re
 		t.flow.LimitResults(i, max(to.room(s.flow, id), 1))
 	}
 	t.flow.LeaveOut(s.leftOver...)
+	if s.cfg.AcceptGap {
+		t.flow.AcceptLostFrames()
+	}
 	log, r, err := s.store.Claim(ctx, id, t.flow.Load)
 	if err != nil {
 		return nil, r, fmt.Errorf("claim task %v: %w", id, err)
