@@ -189,6 +189,21 @@ func yamlFlow(tb testing.TB, name, out string) *flow.Flow {
 	return f
 }
 
+// twoStages counts by key, and the results of that by a part of the key: each record
+// crosses once.
+func twoStages(tb testing.TB, name, out string) *flow.Flow {
+	src := fmt.Sprintf("flow: %s\nsource: {stream: IN}\nsteps:\n  - key: key\n  - aggregate: {n: count()}\n    id: count\n  - key: {expr: 'n %% 100'}\n  - aggregate: {n: count()}\n    id: again\n  - to: {stream: %s, subject: \"%s.{key}\"}\n", name, out, out)
+	spec, err := flowspec.Parse("w1-stages.yaml", []byte(src))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	f, err := spec.Build()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return f
+}
+
 // goFlow is W1 in Go with a lazy codec.
 func goFlow(tb testing.TB, name, out string) *flow.Flow {
 	type result struct {
@@ -254,4 +269,7 @@ func (r *rig) next(prefix string) string {
 
 func (r *rig) forget(flowName string) {
 	r.drop("KV_natsflow_" + flowName)
+	if _, err := r.js.Stream(r.ctx, flow.ExchangeStream(flowName)); err == nil {
+		r.drop(flow.ExchangeStream(flowName))
+	}
 }

@@ -32,6 +32,7 @@ func variants() []variant {
 		{"hand-written loop", true, func(r *rig, out string) func() { return r.handLoop(out) }},
 		flowVariant("YAML, sink made by natsflow", false, yamlFlow),
 		flowVariant("Go lazy, sink made by natsflow", false, goFlow),
+		flowVariant("YAML, two stages", false, twoStages),
 		flowVariant("YAML, sink there before", true, yamlFlow),
 		flowVariant("Go lazy, sink there before", true, goFlow),
 	}

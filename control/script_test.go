@@ -21,7 +21,7 @@ import (
 //	msg SEQ SUBJECT                   a message of the control stream, with body
 //	cut EPOCH [SOURCE:N ...] [read SOURCE:N ...]
 //	drained EPOCH                     the end of a drain
-//	define PARTITIONS HASH [step ID:KIND ...] [source NAME:AGE ...]
+//	define PARTITIONS HASH [stages :N] [step ID:KIND[@STAGE] ...] [source NAME:AGE ...]
 //	history                           shows the history
 func TestRecord_scripts(t *testing.T) {
 	files, err := filepath.Glob("testdata/record/*.txt")
@@ -131,7 +131,18 @@ func (s *scriptStep) run() {
 		next, err := s.rec.redefine(s.definition())
 		s.rec = next
 		s.err(err)
-		fmt.Fprintf(&s.out, "definition %s, steps %v\n", next.Hash, next.Steps)
+		var steps []string
+		for _, st := range next.Steps {
+			text := fmt.Sprintf("{%s %s %d}", st.ID, st.Kind, st.Version)
+			if st.Stage > 0 {
+				text = fmt.Sprintf("{%s %s %d, stage %d}", st.ID, st.Kind, st.Version, st.Stage)
+			}
+			steps = append(steps, text)
+		}
+		fmt.Fprintf(&s.out, "definition %s, steps %v\n", next.Hash, steps)
+		if next.Stages > 0 {
+			fmt.Fprintf(&s.out, "%d stages\n", next.Stages)
+		}
 	case "history":
 		for _, h := range s.rec.History {
 			fmt.Fprintf(&s.out, "%d %s: %s\n", h.Seq, h.Kind, h.Outcome)
@@ -164,7 +175,15 @@ func (s *scriptStep) definition() Definition {
 		case !ok:
 			kind = arg
 		case kind == "step":
-			def.Steps = append(def.Steps, StepRecord{ID: name, Kind: value})
+			kind, at, _ := strings.Cut(value, "@")
+			stage, _ := strconv.Atoi(at) // 0 if there is none
+			def.Steps = append(def.Steps, StepRecord{ID: name, Kind: kind, Stage: stage})
+		case kind == "stages":
+			n, err := strconv.Atoi(value)
+			if err != nil {
+				s.t.Fatal(err)
+			}
+			def.Stages = n
 		default:
 			age, err := strconv.ParseUint(value, 10, 64)
 			if err != nil {

@@ -309,6 +309,7 @@ func TestExchange_trimUnconfirmed(t *testing.T) {
 		_ = p.wait()
 		q := l.start(f, Config{Name: "a", trimEvery: 100 * time.Millisecond}, (&crasher{}).probe)
 		l.awaitPhase(q, "running")
+		l.more(100) // so that every task commits, and says what came twice
 		l.send("control.drain.count", `{"at":"head"}`)
 		if err := q.wait(); err != nil {
 			t.Fatal(err)

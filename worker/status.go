@@ -27,8 +27,8 @@ type Status struct {
 	Done  int `json:"done"`
 	// Sources by name.
 	Sources map[string]SourceStatus `json:"sources,omitempty"`
-	// Exchange is how far the exchange has been read for each later stage, from stage 1
-	// on; its records are frames.
+	// Exchange is how far the exchange has been read for each later stage that the worker
+	// has tasks of; its records are frames.
 	Exchange []SourceStatus `json:"exchange,omitempty"`
 	// Results and DeadLetters are those of its tasks since the flow's creation.
 	Results     uint64 `json:"results"`
@@ -70,6 +70,9 @@ func (s *session) status() Status {
 	for i, r := range s.readers {
 		read, count := r.position()
 		committed, ok := s.committed(i)
+		if !ok && s.exchange != nil {
+			continue // it has no tasks that read that
+		}
 		if !ok {
 			committed = read
 		}

@@ -255,7 +255,7 @@ func (w *drainWait) show(ctx context.Context, rec control.Record) {
 		return
 	}
 	w.lookedAt = time.Now()
-	who, err := listCrew(ctx, w.ctl, rec.Partitions)
+	who, err := listCrew(ctx, w.ctl, rec)
 	if err != nil {
 		return // the server is away for a moment; the next look will tell
 	}

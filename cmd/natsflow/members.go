@@ -11,6 +11,7 @@ import (
 
 	"natsflow/bus"
 	"natsflow/control"
+	"natsflow/flow"
 	"natsflow/kvsnap"
 	"natsflow/worker"
 )
@@ -69,7 +70,7 @@ type crew struct {
 // listCrew asks who works on a flow. Who holds a task, only its record tells here:
 // what the list of the members says of it is from another moment. The members are
 // read after the tasks, so that a task whose owner is missing has lost it.
-func listCrew(ctx context.Context, ctl *control.Control, partitions int) (crew, error) {
+func listCrew(ctx context.Context, ctl *control.Control, rec control.Record) (crew, error) {
 	records, err := ctl.Tasks(ctx)
 	if err != nil {
 		return crew{}, err
@@ -78,10 +79,10 @@ func listCrew(ctx context.Context, ctl *control.Control, partitions int) (crew, 
 	if err != nil {
 		return crew{}, err
 	}
-	return newCrew(records, list, assignment, partitions), nil
+	return newCrew(records, list, assignment, rec), nil
 }
 
-func newCrew(records map[string]control.TaskRecord, list []control.MemberInfo, assignment control.Assignment, partitions int) crew {
+func newCrew(records map[string]control.TaskRecord, list []control.MemberInfo, assignment control.Assignment, rec control.Record) crew {
 	w := crew{members: make([]member, 0, len(list))}
 	holds := map[string][]string{} // by instance
 	for name, rec := range records {
@@ -111,7 +112,7 @@ func newCrew(records map[string]control.TaskRecord, list []control.MemberInfo, a
 		alive[info.Instance] = true
 		w.members = append(w.members, m)
 	}
-	for _, name := range taskNames(assignment, partitions) {
+	for _, name := range taskNames(assignment, rec) {
 		rec := records[name]
 		t := taskStatus{Task: name, Since: rec.Since}
 		switch {
@@ -127,12 +128,13 @@ func newCrew(records map[string]control.TaskRecord, list []control.MemberInfo, a
 	return w
 }
 
-// taskNames are the names of all tasks of a flow. Those of the first stage are
-// known without anybody having run it.
-func taskNames(assignment control.Assignment, partitions int) []string {
+// taskNames are the names of all tasks of a flow.
+func taskNames(assignment control.Assignment, rec control.Record) []string {
 	all := map[string]bool{}
-	for p := range partitions {
-		all[kvsnap.TaskID{Partition: p}.String()] = true
+	for stage := range max(rec.Stages, 1) {
+		for p := range rec.Partitions {
+			all[kvsnap.TaskID{Stage: stage, Partition: p}.String()] = true
+		}
 	}
 	for _, tasks := range assignment.Owners {
 		for _, name := range tasks {
@@ -212,6 +214,20 @@ type progress struct {
 	Sources  map[string]worker.SourceStatus
 }
 
+// exchange is the name of the exchange of a flow, and whether it has one.
+func exchange(rec control.Record) (string, bool) {
+	return flow.ExchangeStream(rec.Flow), rec.Stages > 1
+}
+
+// inputs are the streams that a task reads.
+func inputs(rec control.Record, task string) []string {
+	if id, err := kvsnap.ParseTaskID(task); err == nil && id.Stage > 0 {
+		name, _ := exchange(rec)
+		return []string{name}
+	}
+	return sortedKeys(rec.Sources)
+}
+
 // reach takes a position of some tasks into account: what has been read is the
 // furthest of all, what is committed the lowest. Each worker reads the whole of a
 // source, so that the rate is the highest.
@@ -252,6 +268,11 @@ func (w crew) progress(rec control.Record, stored map[string]kvsnap.Head) progre
 				p.reach(name, at)
 			}
 		}
+		if name, ok := exchange(rec); ok {
+			for _, at := range m.Status.Exchange {
+				p.reach(name, at)
+			}
+		}
 	}
 	silent := w.silent(rec)
 	for _, t := range w.tasks {
@@ -260,8 +281,12 @@ func (w crew) progress(rec control.Record, stored map[string]kvsnap.Head) progre
 			p.Results += t.final.Results
 			p.Dead += t.final.DeadLetters
 			p.Late += t.final.Late
-			for name := range rec.Sources {
-				p.reach(name, worker.SourceStatus{Read: rec.Drain.Cut[name], Committed: rec.Drain.Cut[name]})
+			for _, name := range inputs(rec, t.Task) {
+				at, ok := rec.Drain.Cut[name]
+				if !ok {
+					continue // of the exchange it has read all that there is for it
+				}
+				p.reach(name, worker.SourceStatus{Read: at, Committed: at})
 			}
 		case silent[t.Task]:
 			// One that has never committed is at the beginning.
@@ -269,7 +294,7 @@ func (w crew) progress(rec control.Record, stored map[string]kvsnap.Head) progre
 			p.Results += head.Results
 			p.Dead += head.DeadLetters
 			p.Late += head.Late
-			for name := range rec.Sources {
+			for _, name := range inputs(rec, t.Task) {
 				p.reach(name, worker.SourceStatus{Read: head.Offsets[name], Committed: head.Offsets[name]})
 			}
 		}
@@ -301,8 +326,8 @@ func join(a, b string) string {
 }
 
 // storedHeads reads what the task logs say last, by task.
-func storedHeads(ctx context.Context, conn *bus.Conn, flow string) (map[string]kvsnap.Head, error) {
-	store, err := openStore(ctx, conn, flow)
+func storedHeads(ctx context.Context, conn *bus.Conn, name string) (map[string]kvsnap.Head, error) {
+	store, err := openStore(ctx, conn, name)
 	if errors.Is(err, bus.ErrNotFound) {
 		return nil, nil
 	}

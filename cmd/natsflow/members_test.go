@@ -48,7 +48,7 @@ func testCrew(t *testing.T) crew {
 		"9.9": {Owner: "a", Instance: "a0"}, // of an older definition
 	}
 	assignment := control.Assignment{Owners: map[string][]string{"a": {"0.10", "0.0"}, "b": {"0.2"}}}
-	return newCrew(records, list, assignment, 7)
+	return newCrew(records, list, assignment, control.Record{Partitions: 7})
 }
 
 func TestNewCrew(t *testing.T) {

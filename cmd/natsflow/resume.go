@@ -51,7 +51,7 @@ func (cmd *ResumeCmd) Run(ctx context.Context, c *Console) error {
 	if err != nil {
 		return err
 	}
-	who, err := listCrew(ctx, ctl, rec.Partitions)
+	who, err := listCrew(ctx, ctl, rec)
 	if err != nil {
 		return err
 	}

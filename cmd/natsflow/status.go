@@ -9,6 +9,7 @@ import (
 
 	"natsflow/bus"
 	"natsflow/control"
+	"natsflow/flow"
 	"natsflow/kvsnap"
 	"natsflow/worker"
 )
@@ -40,8 +41,10 @@ type flowStatus struct {
 	Partitions int            `json:"partitions"`
 	Drain      *control.Drain `json:"drain,omitempty"`
 	Sources    []sourceStatus `json:"sources"`
-	Workers    []member       `json:"workers"`
-	Tasks      []taskStatus   `json:"tasks"`
+	// Exchange is what is on its way from one stage to another; nil with one stage.
+	Exchange *exchangeStatus `json:"exchange,omitempty"`
+	Workers  []member        `json:"workers"`
+	Tasks    []taskStatus    `json:"tasks"`
 	// TasksDone is how many have come to the end of the drain of this epoch,
 	// TasksOwnerless how many of the others no worker has.
 	TasksDone      int    `json:"tasks_done"`
@@ -197,7 +200,7 @@ func collectFlow(ctx context.Context, conn *bus.Conn, rec control.Record) (flowS
 	if err != nil {
 		return st, err
 	}
-	if st.crew, err = listCrew(ctx, ctl, rec.Partitions); err != nil {
+	if st.crew, err = listCrew(ctx, ctl, rec); err != nil {
 		return st, err
 	}
 	st.Workers, st.Tasks = st.crew.members, st.crew.tasks
@@ -219,7 +222,37 @@ func collectFlow(ctx context.Context, conn *bus.Conn, rec control.Record) (flowS
 	for _, name := range sortedKeys(rec.Sources) {
 		st.Sources = append(st.Sources, collectSource(ctx, conn, rec, name, p.Sources[name]))
 	}
+	if name, ok := exchange(rec); ok {
+		st.Exchange = collectExchange(ctx, conn, rec, name, p.Sources[name])
+	}
 	return st, nil
+}
+
+// exchangeStatus is how much a flow has on its way from one stage to another.
+type exchangeStatus struct {
+	Stream string `json:"stream"`
+	// Frames that some task has still to commit, of those that are Stored: a frame is
+	// removed some time after that.
+	Frames uint64 `json:"frames"`
+	Stored uint64 `json:"stored"`
+	Bytes  uint64 `json:"bytes"`
+	Error  string `json:"error,omitempty"`
+}
+
+func collectExchange(ctx context.Context, conn *bus.Conn, rec control.Record, name string, at worker.SourceStatus) *exchangeStatus {
+	x := &exchangeStatus{Stream: name}
+	info, err := conn.Stream(ctx, name)
+	if err == nil {
+		x.Bytes = info.Bytes
+		x.Stored, err = conn.Count(ctx, name, []string{flow.ExchangeAll(rec.Flow)}, 0, info.LastSeq)
+	}
+	if err == nil && !rec.State.Stopped() {
+		x.Frames, err = conn.Count(ctx, name, []string{flow.ExchangeAll(rec.Flow)}, at.Committed+1, info.LastSeq)
+	}
+	if err != nil {
+		x.Error = err.Error()
+	}
+	return x
 }
 
 // snapshotBytes is the size of the snapshots of a flow, as a drain reports it.

@@ -93,6 +93,13 @@ func (f flowStatus) details(c *Console, now time.Time) []string {
 		}
 	}
 	add("sources", f.sourceLines())
+	if x := f.Exchange; x != nil {
+		line := fmt.Sprintf("%s: %s on the way to the next stage, %s", x.Stream, plural(x.Frames, "frame"), size(x.Bytes))
+		if x.Error != "" {
+			line = x.Stream + ": " + plain(x.Error)
+		}
+		add("exchange", []string{line})
+	}
 	if len(f.Workers) == 0 {
 		add("workers", []string{"none is running"})
 	}

@@ -17,7 +17,8 @@ type stored struct {
 }
 
 // storedProgress reads the heads of the task logs. The position of a source is
-// the lowest of all tasks; a task without a log is at the beginning.
+// the lowest of all tasks that read it, those of the first stage; one without a log is
+// at the beginning.
 func storedProgress(ctx context.Context, conn *bus.Conn, flow string, partitions int) (stored, error) {
 	p := stored{Offsets: map[string]uint64{}}
 	store, err := openStore(ctx, conn, flow)
@@ -31,14 +32,18 @@ func storedProgress(ctx context.Context, conn *bus.Conn, flow string, partitions
 	if err != nil {
 		return p, err
 	}
-	for i, t := range tasks {
+	first := 0
+	for _, t := range tasks {
 		p.Tasks++
 		p.Results += t.Head.Results
 		p.Dead += t.Head.DeadLetters
-		p.Records += t.Head.Records
 		p.Bytes += t.Bytes
+		if t.Task.Stage > 0 {
+			continue
+		}
+		p.Records += t.Head.Records
 		for source, seq := range t.Head.Offsets {
-			if low, ok := p.Offsets[source]; i == 0 || (ok && seq < low) {
+			if low, ok := p.Offsets[source]; first == 0 || (ok && seq < low) {
 				p.Offsets[source] = seq
 			}
 		}
@@ -47,8 +52,9 @@ func storedProgress(ctx context.Context, conn *bus.Conn, flow string, partitions
 				p.Offsets[source] = 0
 			}
 		}
+		first++
 	}
-	if len(tasks) < partitions {
+	if first < partitions {
 		clear(p.Offsets)
 	}
 	return p, nil
