@@ -33,6 +33,14 @@
 // state and one of results, which the runtime stores in one write. Loading the
 // images of state in order brings a new task to the same point.
 //
+// # Stages
+//
+// [Rekey] gives a stream another key, also behind state. The records cross to the
+// tasks of a further stage, by the codec that it is given, in frames: results of
+// the task that they come from, for a stream that is a source of the tasks they go
+// to. [Flow.StageTask] makes the tasks of a stage, and [Flow.ExchangeRouter] the router
+// that takes frames apart.
+//
 // # Time
 //
 // A source has a [Clock]: the timestamps of its stream, or a time in the records,

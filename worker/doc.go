@@ -17,6 +17,10 @@
 // lane goes on. So one commit of a task is on its way at any time, an idle lane
 // commits at once and a busy one in large groups.
 //
+// Where a flow changes its keys, there are more stages: frames with the records for the
+// tasks of the next one are results like any other, for a stream of the flow's own, and
+// that stream is what the readers of the next stage read.
+//
 // # Who is authoritative
 //
 //   - The task logs are: state, positions and results of a task change together
