@@ -490,7 +490,7 @@ func TestWindow_drainBehindTheClock(t *testing.T) {
 // die and freeze, the flow is drained and resumed, and each window has one complete
 // result.
 func TestRun_windowHistories(t *testing.T) {
-	runHistories(t, sinkKinds[:2], 2, 30, func(t *testing.T, srv *testenv.Server, kind sinkKind, seed uint64) {
+	runHistories(t, sinkKinds[:2], 2, 15, func(t *testing.T, srv *testenv.Server, kind sinkKind, seed uint64) {
 		rng := rand.New(rand.NewPCG(seed, 13))
 		l := newLab(t, srv)
 		kind.make(l)
