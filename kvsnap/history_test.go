@@ -80,7 +80,9 @@ func TestLogModel(t *testing.T) {
 		}
 		return porcupine.Operation{Input: logInput{kind, generation, value}, Output: out, Call: now, Return: ret}
 	}
-	found := func(generation, value uint64) logOutput { return logOutput{known: true, generation: generation, value: value} }
+	found := func(generation, value uint64) logOutput {
+		return logOutput{known: true, generation: generation, value: value}
+	}
 	done, fenced, unknown := logOutput{known: true}, logOutput{known: true, fenced: true}, logOutput{}
 	tests := []struct {
 		name string
@@ -235,7 +237,7 @@ func (p *logProcess) run(ctx context.Context) {
 		case 0:
 			p.link.Cut()
 		case 1:
-			p.link.Hold(testenv.Direction(1+p.rng.IntN(2)))
+			p.link.Hold(testenv.Direction(1 + p.rng.IntN(2)))
 		case 2:
 			p.link.Drop()
 		default:
