@@ -49,15 +49,12 @@ func (c *Conn) call(ctx context.Context, m *nats.Msg) (*nats.Msg, error) {
 func (c *Conn) callWith(ctx context.Context, m *nats.Msg, suffix string) (*nats.Msg, error) {
 	timer := time.NewTimer(c.cfg.RequestTimeout)
 	defer timer.Stop()
-	down, err := c.connectedWithin(ctx, timer)
-	if err != nil {
-		return nil, err
-	}
 	reply := make(oneReply, 1)
 	key, subject := c.acks.add(reply)
 	defer c.acks.remove(key)
 	m.Reply = subject + suffix
-	if err := c.nc.PublishMsg(m); err != nil {
+	down, err := c.publishWithin(ctx, m, timer)
+	if err != nil {
 		return nil, err
 	}
 	select {
@@ -74,6 +71,30 @@ func (c *Conn) callWith(ctx context.Context, m *nats.Msg, suffix string) (*nats.
 		return nil, errors.Join(ErrUnknownOutcome, context.Cause(ctx))
 	case <-timer.C:
 		return nil, nats.ErrTimeout
+	}
+}
+
+// publishWithin publishes m when there is a connection, and returns what is closed when that is lost.
+func (c *Conn) publishWithin(ctx context.Context, m *nats.Msg, timer *time.Timer) (<-chan struct{}, error) {
+	for {
+		down, err := c.connectedWithin(ctx, timer)
+		if err != nil {
+			return nil, err
+		}
+		err = c.nc.PublishMsg(m)
+		if !errors.Is(err, nats.ErrReconnectBufExceeded) {
+			return down, err
+		}
+		// The connection is lost, and we have not been told yet. Nothing was sent.
+		select {
+		case <-down:
+		case <-c.closed:
+			return nil, ErrClosed
+		case <-ctx.Done():
+			return nil, errors.Join(nats.ErrDisconnected, context.Cause(ctx))
+		case <-timer.C:
+			return nil, nats.ErrDisconnected
+		}
 	}
 }
 

@@ -198,6 +198,10 @@ func (r *reader) askServer(ctx context.Context, clock *serverClock) bool {
 	if err != nil || !info.Created.Equal(r.created) {
 		return false
 	}
+	if info.Mirror && r.s.sources[r.source].Clock == nil {
+		// Its messages have the timestamps of its origin, and may come much later.
+		return false
+	}
 	clock.ahead, clock.asked = time.Until(info.AsOf), time.Now()
 	if through, err := r.caughtUp(ctx); err != nil || through < info.LastSeq {
 		return false

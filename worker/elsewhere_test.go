@@ -310,12 +310,11 @@ func TestElsewhere_leaveWithUnacked(t *testing.T) {
 		l.awaitPhase(b, "standing by")
 		l.more(500)
 		<-g.reached
-		if got := cursorOf(l, admin, "a").unacked; got != 500 {
-			t.Errorf("%d messages are unacked, want all 500", got)
-		}
+		l.await("500 unacked messages", func() bool { return cursorOf(l, admin, "a").unacked == 500 })
 		left := time.Now()
 		a.cancel()
 		l.awaitPhase(a, "leaving")
+		l.pass(100 * time.Millisecond) // until its reader was told to stop
 		close(g.open)
 		if err := a.wait(); err != nil {
 			t.Fatal(err)
@@ -339,6 +338,8 @@ func TestElsewhere_leaveWithUnacked(t *testing.T) {
 type loser struct {
 	prefix     string
 	left, lost atomic.Int64
+	// first is when the first one was lost.
+	first atomic.Pointer[time.Time]
 }
 
 func (s *loser) keep(subject string) bool {
@@ -346,6 +347,8 @@ func (s *loser) keep(subject string) bool {
 		return true
 	}
 	s.lost.Add(1)
+	now := time.Now()
+	s.first.CompareAndSwap(nil, &now)
 	return false
 }
 
@@ -364,7 +367,7 @@ func TestElsewhere_joinWithoutCursor(t *testing.T) {
 				crew := map[string]*process{"a": l.start(countFlow{step: n.step("a", nil)}.build(t), Config{Name: "a"}, nil)}
 				l.awaitPhase(crew["a"], "running")
 				l.more(100)
-				var losers []*loser
+				losers := map[string]*loser{}
 				for _, name := range []string{"b", "c", "d"} {
 					link, lose := testenv.NewLink(t), &loser{prefix: cursorCreation}
 					lose.left.Store(1)
@@ -372,25 +375,30 @@ func TestElsewhere_joinWithoutCursor(t *testing.T) {
 						lose.left.Store(1 << 40)
 					}
 					link.Sift(testenv.ToServer, lose.keep)
-					losers = append(losers, lose)
+					losers[name] = lose
 					crew[name] = l.startOver(link, countFlow{step: n.step(name, nil)}.build(t), Config{Name: name}, nil)
 				}
+				// A request is given up and repeated after five seconds.
+				looked := map[string]bool{}
 				l.under("the failures", func() bool {
-					return !slices.ContainsFunc(losers, func(s *loser) bool { return s.lost.Load() == 0 })
-				})
-				began := time.Now()
-				l.under("a moment", after(2*time.Second))
-				if away > 0 {
-					l.under("the time", after(away))
-					for name, p := range crew {
-						if st := p.at(); name != "a" && st.Trouble == "" {
-							t.Errorf("worker %s after %v: %+v", name, time.Since(began), st)
+					for name, lose := range losers {
+						first := lose.first.Load()
+						if first == nil || time.Since(*first) < 2*time.Second || looked[name] {
+							continue
+						}
+						looked[name] = true
+						if st := crew[name].at(); st.Phase != "starting" || len(n.of(name)) > 0 {
+							t.Errorf("worker %s has no cursor and says %+v, with %d records", name, st, len(n.of(name)))
 						}
 					}
-				}
-				for name, p := range crew {
-					if st := p.at(); name != "a" && (st.Phase != "starting" || len(n.of(name)) > 0) {
-						t.Errorf("worker %s has no cursor and says %+v, with %d records", name, st, len(n.of(name)))
+					return len(looked) == 3
+				})
+				if away > 0 {
+					l.under("the time", after(away))
+					for name := range losers {
+						if st := crew[name].at(); st.Phase != "starting" || st.Trouble == "" || len(n.of(name)) > 0 {
+							t.Errorf("worker %s after %v without a cursor: %+v, %d records", name, away, st, len(n.of(name)))
+						}
 					}
 				}
 				for _, lose := range losers {

@@ -164,6 +164,11 @@ func (w *worker) firstOfIntake(ctx context.Context, def control.Definition, cfg 
 			return 1, rec.Fits(def)
 		}
 	}
+	// The record names an intake only when that is there. Another worker may have
+	// made both since we looked.
+	if _, err := w.conn.CheckIntake(ctx, cfg); !errors.Is(err, bus.ErrNotFound) {
+		return 1, err
+	}
 	if !w.cfg.AcceptGap {
 		return 0, fmt.Errorf("%w: the stream %s, through which flow %s reads %s, was deleted, and with it all that was not processed: start with --accept-gap to make it anew and go on without that",
 			ErrSource, cfg.Name, w.flow.Name(), cfg.Origin)

@@ -73,6 +73,7 @@ func TestRun_successorStartsAtOnce(t *testing.T) {
 		l.await("500 records", func() bool { return calls.Load() == 500 })
 		a.cancel()
 		l.awaitPhase(a, "leaving")
+		l.pass(100 * time.Millisecond) // until its reader has stopped
 		l.more(100)
 		left := time.Now()
 		close(g.open)

@@ -31,12 +31,16 @@ type windowFlow struct {
 	clock       *flow.EventTime[string]
 	partitionBy []int
 	options     flow.Options
+	source      string
 }
 
 func (w windowFlow) build(tb testing.TB) *flow.Flow {
 	tb.Helper()
 	b := flow.New("count", w.options)
-	src := flow.Source{Stream: "IN", PartitionBy: w.partitionBy}
+	if w.source == "" {
+		w.source = "IN"
+	}
+	src := flow.Source{Stream: w.source, PartitionBy: w.partitionBy}
 	if w.clock != nil {
 		clock := *w.clock
 		clock.Of = func(_ *flow.Meta, v string) (time.Time, error) { return timeIn(v) }
@@ -228,6 +232,35 @@ func TestWindow_closesWithoutRecords(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A mirror gets messages later than they are stamped, so that only a record tells
+// what time it is.
+func TestWindow_mirrorWaitsForRecords(t *testing.T) {
+	bubble(t, func(t *testing.T, l *lab) {
+		if _, _, err := l.conn.EnsureMirror(l.ctx, bus.MirrorConfig{Name: "COPY", Origin: "IN"}); err != nil {
+			t.Fatal(err)
+		}
+		l.sleepUntil(10 * time.Second)
+		w := minute
+		w.source = "COPY"
+		p := l.start(w.build(t), Config{}, nil)
+		l.awaitPhase(p, "running")
+		l.more(100)
+		l.pass(2 * time.Minute)
+		if n := l.count("OUT"); n != 0 {
+			t.Fatalf("%d windows have closed without a record", n)
+		}
+		want, _ := l.wantWindows(w, l.seq)
+		l.more(1)
+		l.pass(time.Second)
+		if diff := cmp.Diff(want, l.gotWindows(), cmp.AllowUnexported(windowed{})); diff != "" {
+			t.Fatalf("windows (-want +got):\n%s", diff)
+		}
+		if err := p.leave(); err != nil {
+			t.Fatal(err)
+		}
+	})
 }
 
 // A suspended flow closes nothing. The window goes on at the resume, and has one
@@ -490,7 +523,7 @@ func TestWindow_drainBehindTheClock(t *testing.T) {
 // die and freeze, the flow is drained and resumed, and each window has one complete
 // result.
 func TestRun_windowHistories(t *testing.T) {
-	runHistories(t, sinkKinds[:2], 2, 30, func(t *testing.T, srv *testenv.Server, kind sinkKind, seed uint64) {
+	runHistories(t, sinkKinds[:2], 2, 15, func(t *testing.T, srv *testenv.Server, kind sinkKind, seed uint64) {
 		rng := rand.New(rand.NewPCG(seed, 13))
 		l := newLab(t, srv)
 		kind.make(l)

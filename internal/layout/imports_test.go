@@ -31,7 +31,7 @@ var rooms = map[string]room{
 	// come from.
 	"flow":          {stdOnly: true},
 	"flow/flowtest": {ours: []string{"flow"}},
-	"bus":  {nats: true, test: []string{"testenv"}},
+	"bus":           {nats: true, test: []string{"testenv"}},
 
 	"kvsnap":   {ours: []string{"bus"}, test: []string{"testenv"}},
 	"control":  {ours: []string{"bus"}, test: []string{"testenv"}},
