@@ -256,7 +256,7 @@ func TestIntake_trimsOnlyWhatAllHave(t *testing.T) {
 			t.Fatal(err)
 		}
 		s := &session{
-			cfg: &Config{}, conn: l.conn, log: l.log, sources: []flow.SourceInfo{{Stream: ownIN}}, taskNames: []string{"0.0", "0.1", "0.2", "0.3"},
+			cfg: &Config{}, conn: l.conn, log: l.log, sources: []flow.SourceInfo{{Stream: ownIN}}, inputs: []input{{stream: ownIN}}, flow: countFlow{options: flow.Options{Partitions: 4}}.build(t),
 			intakes: []*intake{{name: ownIN, created: l.stream(ownIN).Created}}, mirrors: []*mirror{nil},
 			store: kvsnap.New(kvsnap.Config{Bucket: bucket, Flow: "count", Owner: "judge"}),
 		}
