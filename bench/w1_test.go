@@ -27,12 +27,14 @@ func flowVariant(name string, before bool, build func(testing.TB, string, string
 	}}
 }
 
+const twoStagesName = "YAML, two stages"
+
 func variants() []variant {
 	return []variant{
 		{"hand-written loop", true, func(r *rig, out string) func() { return r.handLoop(out) }},
 		flowVariant("YAML, sink made by natsflow", false, yamlFlow),
 		flowVariant("Go lazy, sink made by natsflow", false, goFlow),
-		flowVariant("YAML, two stages", false, twoStages),
+		flowVariant(twoStagesName, false, twoStages),
 		flowVariant("YAML, sink there before", true, yamlFlow),
 		flowVariant("Go lazy, sink there before", true, goFlow),
 	}
