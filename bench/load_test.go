@@ -178,6 +178,12 @@ func (r *rig) handLoop(out string) (stop func()) {
 // yamlFlow is W1 as YAML.
 func yamlFlow(tb testing.TB, name, out string) *flow.Flow {
 	src := fmt.Sprintf("flow: %s\nsource: {stream: IN}\nsteps:\n  - key: key\n  - aggregate: {n: count()}\n    id: count\n  - to: {stream: %s, subject: \"%s.{key}\"}\n", name, out, out)
+	return parsed(tb, src)
+}
+
+// parsed is a flow in YAML.
+func parsed(tb testing.TB, src string) *flow.Flow {
+	tb.Helper()
 	spec, err := flowspec.Parse("w1.yaml", []byte(src))
 	if err != nil {
 		tb.Fatal(err)
@@ -193,15 +199,7 @@ func yamlFlow(tb testing.TB, name, out string) *flow.Flow {
 // crosses once.
 func twoStages(tb testing.TB, name, out string) *flow.Flow {
 	src := fmt.Sprintf("flow: %s\nsource: {stream: IN}\nsteps:\n  - key: key\n  - aggregate: {n: count()}\n    id: count\n  - key: {expr: 'n %% 100'}\n  - aggregate: {n: count()}\n    id: again\n  - to: {stream: %s, subject: \"%s.{key}\"}\n", name, out, out)
-	spec, err := flowspec.Parse("w1-stages.yaml", []byte(src))
-	if err != nil {
-		tb.Fatal(err)
-	}
-	f, err := spec.Build()
-	if err != nil {
-		tb.Fatal(err)
-	}
-	return f
+	return parsed(tb, src)
 }
 
 // goFlow is W1 in Go with a lazy codec.

@@ -328,15 +328,6 @@ func (f *frameReader) str() string {
 	return f.text[at : at+int(n)]
 }
 
-func (f *frameReader) varint() int64 {
-	u := f.r.uvarint()
-	v := int64(u >> 1)
-	if u&1 != 0 {
-		v = ^v
-	}
-	return v
-}
-
 // next returns the next record, which is valid until the call after this; nil at the
 // end.
 func (f *frameReader) next() (*frameRecord, error) {
@@ -361,11 +352,11 @@ func (f *frameReader) next() (*frameRecord, error) {
 	if flags[0]&sameSubject == 0 {
 		rec.subject = f.str()
 	}
-	rec.seq += uint64(f.varint())
-	rec.nanos += f.varint()
+	rec.seq += uint64(f.r.varint())
+	rec.nanos += f.r.varint()
 	rec.at = rec.nanos
 	if flags[0]&sameTime == 0 {
-		rec.at += f.varint()
+		rec.at += f.r.varint()
 	}
 	rec.key = f.str()
 	rec.value = f.r.bytes()

@@ -90,6 +90,19 @@ func (r *reader) uvarint() uint64 {
 	return v
 }
 
+func (r *reader) varint() int64 {
+	if r.bad {
+		return 0
+	}
+	v, n := binary.Varint(r.data)
+	if n <= 0 {
+		r.bad = true
+		return 0
+	}
+	r.data = r.data[n:]
+	return v
+}
+
 func (r *reader) take(n uint64) []byte {
 	if r.bad || n > uint64(len(r.data)) {
 		r.bad = true

@@ -47,7 +47,7 @@ func (s *source[T]) info() SourceInfo { return s.inf }
 func (s *source[T]) bind(in *instance) func(m *Meta, data []byte) {
 	next := s.out.bind(in)
 	if s.at != nil {
-		return s.bindTimed(in, next)
+		next = s.timed(in, next)
 	}
 	return func(m *Meta, data []byte) {
 		in.step = s.step
@@ -60,15 +60,9 @@ func (s *source[T]) bind(in *instance) func(m *Meta, data []byte) {
 	}
 }
 
-// bindTimed is bind for a source whose records bring their time.
-func (s *source[T]) bindTimed(in *instance, next emit[T]) func(m *Meta, data []byte) {
-	return func(m *Meta, data []byte) {
-		in.step = s.step
-		v, err := s.decode(m, data)
-		if err != nil {
-			in.fail(s.step, m, fmt.Errorf("decode: %w", err))
-			return
-		}
+// timed takes the time that a record brings into account before the record goes on.
+func (s *source[T]) timed(in *instance, next emit[T]) emit[T] {
+	return func(m *Meta, v T) {
 		at, err := s.at(m, v)
 		if err != nil {
 			in.fail(s.step, m, fmt.Errorf("%w: %w", errTime, err))

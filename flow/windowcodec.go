@@ -75,16 +75,3 @@ func decodeWindows[S any](kind windowKind, data []byte, k *keyWindows[S], state 
 	}
 	return nil
 }
-
-func (r *reader) varint() int64 {
-	if r.bad {
-		return 0
-	}
-	v, n := binary.Varint(r.data)
-	if n <= 0 {
-		r.bad = true
-		return 0
-	}
-	r.data = r.data[n:]
-	return v
-}

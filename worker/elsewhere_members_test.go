@@ -206,6 +206,19 @@ func (d *doomed) probe(p *process, _ context.Context, point, _ string) error {
 	return errCrash
 }
 
+// besideDoomed starts the worker a, and b, which is doomed, and waits until each has one
+// of the two tasks of the flow.
+func (l *lab) besideDoomed(f *flow.Flow, cfg Config, d *doomed) (a, b *process) {
+	l.tb.Helper()
+	cfg.Name = "a"
+	a = l.start(f, cfg, nil)
+	l.awaitPhase(a, "running")
+	cfg.Name = "b"
+	b = l.start(f, cfg, d.probe)
+	l.await("the share of both", func() bool { return a.at().Tasks == 1 && b.at().Tasks == 1 })
+	return a, b
+}
+
 // One of two workers dies in its very first commit, when the other one has written its
 // part of what has been read. Elsewhere the resume takes the half snapshot for a whole
 // one, and skips the messages of the worker that died. Here each task goes on from
@@ -218,13 +231,8 @@ func TestElsewhere_firstCommit(t *testing.T) {
 				bubble(t, func(t *testing.T, l *lab) {
 					f := countFlow{options: flow.Options{Partitions: 2}}.build(t)
 					cfg := Config{LeaseTTL: 2 * time.Second}
-					cfg.Name = "a"
-					a := l.start(f, cfg, nil)
-					l.awaitPhase(a, "running")
 					d := newDoomed(point)
-					cfg.Name = "b"
-					b := l.start(f, cfg, d.probe)
-					l.await("the share of both", func() bool { return a.at().Tasks == 1 && b.at().Tasks == 1 })
+					a, b := l.besideDoomed(f, cfg, d)
 					d.armed.Store(true)
 					l.more(200)
 					<-d.reached
@@ -268,13 +276,8 @@ func TestElsewhere_firstEpoch(t *testing.T) {
 				bubble(t, func(t *testing.T, l *lab) {
 					f := countFlow{options: flow.Options{Partitions: 2}}.build(t)
 					cfg := Config{LeaseTTL: 10 * time.Second}
-					cfg.Name = "a"
-					a := l.start(f, cfg, nil)
-					l.awaitPhase(a, "running")
 					d := newDoomed(point)
-					cfg.Name = "b"
-					b := l.start(f, cfg, d.probe)
-					l.await("the share of both", func() bool { return a.at().Tasks == 1 && b.at().Tasks == 1 })
+					a, b := l.besideDoomed(f, cfg, d)
 					l.more(100)
 					l.awaitResults(a, 100)
 					cut := uint64(150)
