@@ -8,7 +8,7 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
@@ -34,10 +34,10 @@ type Control struct {
 	bucket *bus.Bucket
 	log    *slog.Logger
 
-	mu sync.Mutex
-	// instances are those that tried to join, and joined is whether one did.
-	instances map[string]bool
-	joined    bool
+	// process tells what joined here from what joined elsewhere, and joined is
+	// whether anything did.
+	process string
+	joined  atomic.Bool
 }
 
 // Open makes sure that the control stream and bucket exist.
@@ -46,7 +46,7 @@ func Open(ctx context.Context, cfg Config) (*Control, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, fmt.Errorf("configure control: %w", err)
 	}
-	c := &Control{cfg: cfg, log: cfg.Logger.With("flow", cfg.Flow), instances: map[string]bool{}}
+	c := &Control{cfg: cfg, log: cfg.Logger.With("flow", cfg.Flow), process: uuid.NewString()}
 	if _, _, err := c.bind(ctx); err != nil {
 		return nil, err
 	}

@@ -104,7 +104,7 @@ func (c *Control) Join(ctx context.Context, opts ...JoinOption) (*Member, error)
 		claims: make(map[string]claimNote),
 		info: MemberInfo{
 			Name: c.cfg.Name, Instance: c.cfg.Instance, Host: hostname(), PID: os.Getpid(), Started: time.Now().UTC(),
-			Hash: c.cfg.Hash,
+			Hash: c.cfg.Hash, Process: c.process,
 		},
 	}
 	if m.info.Instance == "" {
@@ -113,24 +113,17 @@ func (c *Control) Join(ctx context.Context, opts ...JoinOption) (*Member, error)
 	for _, o := range opts {
 		o.join(m)
 	}
-	c.mu.Lock()
-	c.instances[m.info.Instance] = true
-	c.mu.Unlock()
 	if err := retry(ctx, c.log, "join", func() error { return m.join(ctx) }); err != nil {
 		return nil, fmt.Errorf("join flow %s as %s: %w", c.cfg.Flow, c.cfg.Name, err)
 	}
-	c.mu.Lock()
-	c.joined = true
-	c.mu.Unlock()
+	c.joined.Store(true)
 	return m, nil
 }
 
 // younger reports whether an entry under our name is of a process that joined
 // after this one did.
 func (c *Control) younger(entry MemberInfo) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.joined && !c.instances[entry.Instance]
+	return c.joined.Load() && entry.Process != c.process
 }
 
 // join makes one try to take the lease.

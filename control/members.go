@@ -19,6 +19,8 @@ type MemberInfo struct {
 	Host     string    `json:"host,omitempty"`
 	PID      int       `json:"pid,omitempty"`
 	Started  time.Time `json:"started"`
+	// Process is the same for all that joins by one Control, one after the other.
+	Process string `json:"process,omitempty"`
 	// TTL is that of the lease on the server, in nanoseconds in JSON.
 	TTL time.Duration `json:"ttl_ns"`
 	// Hash identifies the definition that it runs.
