@@ -447,6 +447,7 @@ func (c *conductor) adopt(o opened) error {
 	}
 	// What is known of a drain may be another thing with these tasks.
 	c.drain.told, c.drain.retryAt = false, time.Time{}
+	c.drain.stageAt, c.drain.stageWait = time.Time{}, 0
 	for _, r := range c.sourceReaders() {
 		if c.drain.cut != nil && r.furthest() > c.drain.cut[r.stream] {
 			c.drain.cut = nil // it cannot be kept: begin sees that

@@ -85,8 +85,8 @@ func checkExchange(at bus.StreamInfo) error {
 	switch {
 	case !at.Fence || !at.AllowBatch:
 		return fmt.Errorf("%w: the stream %s, by which records go from one stage of the flow to the next, was not made by natsflow: %s", ErrSource, at.Name, remedy)
-	case at.Retention != "limits" || at.MaxAge > 0 || at.MaxMsgsPerSubject > 0 || (at.MaxMsgs > 0 || at.MaxBytes > 0) && !at.DiscardNew:
-		return fmt.Errorf("%w: the stream %s, by which records go from one stage of the flow to the next, has limits that make it drop messages which nobody has read: take them away (nats stream edit %s --max-age 0 --max-msgs=-1 --max-bytes=-1 --max-msgs-per-subject=-1), or %s",
+	case at.Retention != "limits" || at.MaxAge > 0 || at.MaxMsgsPerSubject > 0 || at.MaxMsgs > 0 || at.MaxBytes > 0:
+		return fmt.Errorf("%w: the stream %s, by which records go from one stage of the flow to the next, has limits, by which it would drop what nobody has read, or, if it is full, wait for ever for what is behind that: take them away (nats stream edit %s --max-age 0 --max-msgs=-1 --max-bytes=-1 --max-msgs-per-subject=-1), or %s",
 			ErrSource, at.Name, at.Name, remedy)
 	}
 	return nil
@@ -167,12 +167,14 @@ func (s *session) trimExchange(ctx context.Context) error {
 	if err != nil || !info.Created.Equal(x.created) || info.LastSeq == 0 {
 		return err
 	}
-	if low, ok := s.crossedHere(); ok && min(low+1, info.LastSeq) <= info.FirstSeq {
+	// Fences stay where they are, so that the stream may begin before what was trimmed.
+	first := max(info.FirstSeq, s.trimmedTo.Load())
+	if low, ok := s.crossedHere(); ok && min(low+1, info.LastSeq) <= first {
 		return nil
 	}
 	low, err := s.crossed(ctx)
 	end := min(low+1, info.LastSeq)
-	if err != nil || end <= info.FirstSeq {
+	if err != nil || end <= first {
 		return err
 	}
 	if err := s.cfg.reached(ctx, "trim", ""); err != nil {
@@ -183,6 +185,7 @@ func (s *session) trimExchange(ctx context.Context) error {
 	if err := s.conn.PurgeBefore(ctx, x.name, end, flow.ExchangeAll(s.flow.Name())); err != nil {
 		return err
 	}
+	s.trimmedTo.Store(end)
 	s.log.Debug("trimmed", "stream", x.name, "from", end)
 	if err := s.cfg.reached(ctx, "trimmed", ""); err != nil {
 		s.cancel(err)

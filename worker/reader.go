@@ -19,6 +19,9 @@ import (
 const (
 	// batchRecords is how many records go to the lanes at once at the most.
 	batchRecords = 1024
+	// batchBytes is how many bytes of messages do: a frame of the exchange is one
+	// message, and has many records.
+	batchBytes = 1 << 20
 	// flushEvery bounds how long a record waits for more to come when the server
 	// had said that more would come.
 	flushEvery = 5 * time.Millisecond
@@ -69,8 +72,9 @@ type reader struct {
 	routing sync.Mutex
 	router  *flow.Router
 	// routed is the last sequence whose records are in the router or beyond.
-	routed  uint64
-	waiting int
+	routed uint64
+	// waiting is the number of messages in it, bytes their size.
+	waiting, bytes int
 	// out holds, for each lane, batches that it had no room for.
 	out    [][]*flow.Batch
 	unsent bool
@@ -322,7 +326,9 @@ func (r *reader) handle(ctx context.Context, m *bus.Msg) error {
 	}
 	r.routed, r.lastTime = m.Seq, m.Time
 	r.waiting++
-	if m.Pending == 0 || r.waiting >= batchRecords {
+	r.bytes += len(m.Data)
+	// What the lanes had no room for is waited for before there is more of it.
+	if m.Pending == 0 || r.waiting >= batchRecords || r.bytes >= batchBytes || r.unsent {
 		if err := r.flush(true); err != nil {
 			return err
 		}
@@ -374,7 +380,7 @@ func (r *reader) flush(wait bool) error {
 		lane := r.s.laneOf(kvsnap.TaskID{Stage: r.stage, Partition: b.Partition})
 		r.out[lane] = append(r.out[lane], b)
 	})
-	r.waiting, r.unsent = 0, false
+	r.waiting, r.bytes, r.unsent = 0, 0, false
 	for i, l := range r.s.lanes {
 		in := laneInput{chunk: chunk{source: r.source, through: r.routed, batches: r.out[i], highest: r.router.HighestTime(), mark: max(r.mark, r.router.Watermark())}}
 		if !wait {

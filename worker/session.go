@@ -94,6 +94,8 @@ type session struct {
 	trimmer   atomic.Bool
 	// exchange is the target of what goes on to a later stage, nil with one stage.
 	exchange *target
+	// trimmedTo is the sequence before which its frames have been removed here.
+	trimmedTo atomic.Uint64
 	// released gets the tasks that a lane has committed and released.
 	released chan *task
 	// woken asks the conductor to look.
