@@ -2,6 +2,7 @@ package bus
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"time"
@@ -34,6 +35,9 @@ type CursorConfig struct {
 	MaxMessages int
 	// MaxBytes bounds their size; at least two messages of the largest size. Defaults to 32 MB.
 	MaxBytes int
+	// Created is the stream's time of creation: when it is another one, or the stream ends before what was read, Run
+	// ends with ErrNotFound. Defaults to no such look.
+	Created time.Time
 	// Logger defaults to the connection's.
 	Logger *slog.Logger
 }
@@ -55,9 +59,14 @@ func (c *Conn) OpenCursor(ctx context.Context, cfg CursorConfig) (*Cursor, error
 	}
 	p := newPuller(c, pullConfig{
 		stream: cfg.Stream, subjects: cfg.Subjects, from: cfg.From, name: cfg.Name, maxMessages: cfg.MaxMessages,
-		maxBytes: cfg.MaxBytes, ackAll: true, log: cfg.Logger,
+		maxBytes: cfg.MaxBytes, ackAll: true, log: cfg.Logger, created: cfg.Created,
 	})
 	if err := p.open(ctx); err != nil {
+		p.finish(ctx)
+		var user userError
+		if errors.As(err, &user) {
+			return nil, user.error
+		}
 		return nil, classify("opening cursor on stream "+cfg.Stream, err)
 	}
 	return &Cursor{p: p}, nil

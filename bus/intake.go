@@ -83,7 +83,37 @@ func (c *Conn) EnsureIntakeConsumer(ctx context.Context, cfg IntakeConfig) (crea
 	if slices.Equal(consumerFilters(is.Config), sorted(cfg.Subjects)) {
 		return false, nil
 	}
+	if err := c.mayWiden(ctx, cfg, is); err != nil {
+		return false, err
+	}
 	return false, intakeError("changing the filters of "+doing, c.putIntakeConsumer(ctx, cfg, "update"))
+}
+
+// mayWiden refuses subjects more if the consumer has passed messages that they have: it would never come back to
+// them, and nobody else gets them from a work queue.
+func (c *Conn) mayWiden(ctx context.Context, cfg IntakeConfig, is jetstream.ConsumerInfo) error {
+	had := consumerFilters(is.Config)
+	if len(had) == 0 {
+		return nil // all
+	}
+	var more []string
+	for _, s := range cfg.Subjects {
+		if !slices.ContainsFunc(had, func(p string) bool { return subjectMatches(p, s) }) {
+			more = append(more, s)
+		}
+	}
+	if len(more) == 0 && len(cfg.Subjects) > 0 {
+		return nil
+	}
+	seq, _, err := c.FirstFrom(ctx, cfg.Origin, more, 1)
+	switch {
+	case errors.Is(err, ErrNotFound), err == nil && seq > is.Delivered.Stream:
+		return nil
+	case err != nil:
+		return err
+	}
+	return fmt.Errorf("%w: consumer %s has read stream %s up to sequence %d without the subjects that come to it now, and would never read what is there before, from sequence %d on: let another flow or consumer process that first, or give the flow another name",
+		ErrExists, cfg.Consumer, cfg.Origin, is.Delivered.Stream, seq)
 }
 
 func consumerFilters(cfg jetstream.ConsumerConfig) []string {

@@ -52,6 +52,7 @@ type pullConfig struct {
 	ackAll      bool
 	headersOnly bool
 	log         *slog.Logger
+	created     time.Time // of the stream; another one is refused unless it is zero
 }
 
 // puller reads a stream by pull consumers that it makes anew whenever there is doubt. It speaks the protocol of ADR-13
@@ -150,13 +151,42 @@ func (p *puller) open(ctx context.Context) error {
 	p.mu.Lock()
 	p.consumer, p.pending, p.marks = info.Name, info.NumPending, p.marks[:0]
 	p.mu.Unlock()
-	p.lack(nil)
 	p.ch, p.sub, p.down = ch, sub, down
 	p.wantMsgs, p.wantBytes, p.unsettled, p.quiet = 0, 0, false, 0
 	p.newest = ackMark{}
 	p.handled.Store(0)
 	p.session.Add(1)
+	if err := p.sameStream(ctx); err != nil {
+		return err
+	}
+	p.lack(nil)
 	return nil
+}
+
+// sameStream makes sure that the consumer is one of the stream that was read before, and that this has not lost its
+// end: in both cases what comes next would be skipped up to the last message handled.
+func (p *puller) sameStream(ctx context.Context) error {
+	if p.cfg.created.IsZero() {
+		return nil
+	}
+	for again := false; ; again = true {
+		info, err := p.c.Stream(ctx, p.cfg.stream)
+		last := p.last.Load()
+		switch {
+		case err != nil:
+			return err
+		case !info.Created.Equal(p.cfg.created):
+			return userError{fmt.Errorf("%w: stream %s was deleted, and another one was created under its name", ErrNotFound, p.cfg.stream)}
+		case info.LastSeq >= last:
+			return nil
+		case again:
+			return userError{fmt.Errorf("%w: stream %s ends at sequence %d, and it was read up to %d: it was restored from a backup, or a server has lost its end", ErrNotFound, p.cfg.stream, info.LastSeq, last)}
+		}
+		// A server that leads no more may have answered.
+		if err := sleep(ctx, pullSilence); err != nil {
+			return err
+		}
+	}
 }
 
 // shut forgets the consumer and deletes it if the server can be asked. A failure leaves it to its inactive threshold.
@@ -264,6 +294,7 @@ func (p *puller) receive(ctx context.Context, handle func(*Msg) error, empty fun
 		var m *nats.Msg
 		select {
 		case m = <-p.ch:
+			p.quiet = 0
 		default:
 			// Here and not behind the message: heartbeats may stand behind that.
 			p.markNewest()

@@ -150,6 +150,9 @@ func (r *reader) seek(ctx context.Context, through uint64) error {
 	if err != nil {
 		return fmt.Errorf("source %s: %w", r.stream, err)
 	}
+	if was := r.s.known[r.stream].Created; r.stage == 0 && !was.IsZero() && !info.Created.Equal(was) {
+		return fmt.Errorf("%w: stream %s was created anew since the flow began to read it, so that its sequences mean other messages: start the worker again, it says what to do", ErrSource, r.stream)
+	}
 	// Where the exchange begins says nothing: it is trimmed, and has holes where fences
 	// were.
 	from, gap, err := checkSource(info, through, r.s.cfg.AcceptGap || r.stage > 0)
@@ -169,14 +172,14 @@ func (r *reader) seek(ctx context.Context, through uint64) error {
 	}
 	r.close(ctx)
 	cfg := bus.CursorConfig{
-		Stream: r.stream, Subjects: r.subjects, From: from,
+		Stream: r.stream, Subjects: r.subjects, From: from, Created: info.Created,
 		Name: "natsflow-" + r.s.flow.Name() + "-" + r.s.cfg.Name, Logger: r.s.log,
 	}
 	if r.mirror != nil {
 		if err := r.mirror.check(ctx, r.s.conn, from); err != nil {
 			return err
 		}
-		cfg.Stream, cfg.Subjects = r.mirror.name, partitionFilters(r.owned)
+		cfg.Stream, cfg.Subjects, cfg.Created = r.mirror.name, partitionFilters(r.owned), time.Time{}
 	}
 	if r.stage > 0 {
 		cfg.Subjects = exchangeFilters(r.s.flow.Name(), r.stage, r.owned)

@@ -53,6 +53,8 @@ type session struct {
 	cfg     *Config
 	flow    *flow.Flow
 	sources []flow.SourceInfo
+	// known is what the flow record has of the sources.
+	known map[string]control.SourceRecord
 	// inputs are what the readers read: the sources, in their order, and behind them the
 	// exchange for each later stage.
 	inputs   []input
@@ -132,7 +134,7 @@ type session struct {
 
 func newSession(term context.Context, w *worker, rec control.Record) *session {
 	s := &session{
-		cfg: &w.cfg, flow: w.flow, sources: w.flow.Sources(), interval: w.flow.Options().CommitInterval, leftOver: rec.LeftOver,
+		cfg: &w.cfg, flow: w.flow, sources: w.flow.Sources(), interval: w.flow.Options().CommitInterval, leftOver: rec.LeftOver, known: rec.Sources,
 		log: w.log, metrics: w.metrics, conn: w.conn, ctl: w.ctl, controlStream: rec.Control.Stream, began: time.Now(),
 		released: make(chan *task, len(w.taskNames)), woken: make(chan struct{}, 1), troubles: map[*patience]string{}, warnings: map[string]string{}, generations: map[string]uint64{},
 		refusals: newRefusals(), taskNames: w.taskNames,
@@ -367,6 +369,9 @@ func (s *session) publishLeft(ctx context.Context, left []leftover) error {
 			if !seen[l.task] && to.sink.Fenced() {
 				fences = append(fences, fence{l.task, to})
 			}
+			if len(l.pending.Targets) > 0 && !slices.Contains(l.pending.Targets, s.nameOf(to)) {
+				continue // it has no results of that entry
+			}
 			if at, ok := from[to]; !ok || l.pending.Sinks[to.name] < at {
 				from[to] = l.pending.Sinks[to.name]
 			}
@@ -429,6 +434,9 @@ func (s *session) publishLeft(ctx context.Context, left []leftover) error {
 	}
 	return nil
 }
+
+// nameOf is what a target is called in a commit.
+func (s *session) nameOf(to *target) string { return s.names[slices.Index(s.bySink, to)] }
 
 // controlTarget is the name of the control stream in a commit: which one that is
 // depends on the configuration. No stream can have it.

@@ -290,3 +290,28 @@ func TestRun_twoSources(t *testing.T) {
 		}
 	})
 }
+
+// Two workers, and a source that is created anew and soon has more than the flow has
+// processed: none of them goes on from the former position, also not the one that
+// takes over from the one that noticed first.
+func TestRun_sourceRecreatedForAll(t *testing.T) {
+	bubble(t, func(t *testing.T, l *lab) {
+		f := countFlow{}.build(t)
+		l.more(100)
+		a := l.start(f, Config{Name: "a"}, nil)
+		b := l.start(f, Config{Name: "b"}, nil)
+		l.await("the share of both", func() bool { return a.at().Tasks == 8 && b.at().Tasks == 8 })
+		l.awaitResults(a, 100)
+		l.pass(time.Second) // or it would have been created at the same time
+		recreateSource(l)
+		l.more(300)
+		for _, p := range []*process{a, b} {
+			if err := p.wait(); !errors.Is(err, ErrSource) && !errors.Is(err, bus.ErrNotFound) {
+				t.Errorf("got %v", err)
+			}
+		}
+		if n := l.count("OUT"); n != 100 {
+			t.Errorf("%d results, want 100", n)
+		}
+	})
+}
