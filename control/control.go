@@ -203,7 +203,7 @@ func (c *Control) Define(ctx context.Context, def Definition) (Record, error) {
 				if err != nil {
 					return r, err
 				}
-				return next.rebind(ref, last), nil
+				return next.rebind(ref, last, 0, time.Time{}), nil
 			})
 			if err == nil || !errors.Is(err, ErrNoFlow) {
 				return rec, err

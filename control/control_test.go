@@ -316,6 +316,35 @@ func TestControl_streamRecreated(t *testing.T) {
 	})
 }
 
+// TestControl_streamShorter: a control stream that has lost its end gives the sequences
+// of commands that were looked at to others.
+func TestControl_streamShorter(t *testing.T) {
+	bubble(t, func(s *site) {
+		c := s.open()
+		s.define(c)
+		r := s.run(c)
+		r.untilCommand(s.pub(c, "control.resume", ""))
+		// As if there had been seven more.
+		_, err := c.change(s.ctx, "look ahead", func(rec Record) (Record, error) {
+			rec = rec.clone()
+			rec.LastCommand += 7
+			return rec, nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(2 * identityCheck)
+		s.pub(c, "control.drain", "")
+		rec := r.untilState(StateDraining)
+		if !strings.Contains(rec.LastError, "ends at sequence 1, and command 8 was looked at") {
+			t.Errorf("last error %q", rec.LastError)
+		}
+		if n := s.log.count("has lost its end"); n == 0 {
+			t.Error("nothing was logged")
+		}
+	})
+}
+
 func TestControl_recordDeleted(t *testing.T) {
 	bubble(t, func(s *site) {
 		c := s.open()

@@ -337,11 +337,21 @@ func (d Definition) agrees(flow, self string, members []MemberInfo) error {
 // the same name that was created anew holds only commands from after the flow's
 // creation: all count. In the stream of another prefix those that are there
 // already were meant for others.
-func (r Record) rebind(ref ControlRef, last uint64) Record {
-	if r.Control.equal(ref) {
+//
+// A stream whose last sequence is before a command that was looked at has lost its
+// end, as by a crash of the server's machine: what comes gets these sequences anew.
+// looked is the record's last command as it was read before last was.
+func (r Record) rebind(ref ControlRef, last, looked uint64, at time.Time) Record {
+	if r.Control.equal(ref) && (last >= looked || r.LastCommand != looked) {
 		return r
 	}
 	next := r.clone()
+	if r.Control.equal(ref) {
+		next.LastCommand = last
+		next.setError(at, last, fmt.Sprintf("the control stream %s ends at sequence %d, and command %d was looked at: it has lost its end: repeat the commands that you gave since",
+			ref.Stream, last, looked))
+		return next
+	}
 	next.LastCommand = last
 	if r.Control.Stream == ref.Stream {
 		next.LastCommand = 0

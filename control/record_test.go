@@ -127,15 +127,21 @@ func TestRecord_rebind(t *testing.T) {
 	rec := testRecord("A")
 	rec.LastCommand = 40
 	ref := rec.Control
-	if got := rec.rebind(ref, 99); got.LastCommand != 40 {
+	if got := rec.rebind(ref, 99, 40, scriptTime(9)); got.LastCommand != 40 {
 		t.Errorf("the same stream: last command %d", got.LastCommand)
 	}
+	if got := rec.rebind(ref, 39, 39, scriptTime(9)); got.LastCommand != 40 || got.LastError != "" {
+		t.Errorf("the same stream, another process looked at 40 meanwhile: %+v", got)
+	}
+	if got := rec.rebind(ref, 17, 40, scriptTime(9)); got.LastCommand != 17 || !strings.Contains(got.LastError, "has lost its end") {
+		t.Errorf("without its end: %+v", got)
+	}
 	ref.Created = scriptTime(5)
-	if got := rec.rebind(ref, 99); got.LastCommand != 0 || !got.Control.equal(ref) {
+	if got := rec.rebind(ref, 99, 40, scriptTime(9)); got.LastCommand != 0 || !got.Control.equal(ref) {
 		t.Errorf("created anew: last command %d", got.LastCommand)
 	}
 	ref.Prefix, ref.Stream = "x", streamName("x")
-	if got := rec.rebind(ref, 99); got.LastCommand != 99 {
+	if got := rec.rebind(ref, 99, 40, scriptTime(9)); got.LastCommand != 99 {
 		t.Errorf("another prefix: last command %d", got.LastCommand)
 	}
 }

@@ -11,8 +11,8 @@ import (
 )
 
 // identityCheck is how often Run makes sure that the control stream is still the
-// one it reads. One that was deleted and created again counts from 1, and its
-// commands would look as if they had been applied before.
+// one it reads. One that was deleted and created again counts from 1, and one that
+// has lost its end from there: commands would look as if they had been applied before.
 const identityCheck = 30 * time.Second
 
 // Run applies commands as they come and calls onRecord with the record as it is
@@ -83,12 +83,17 @@ func (c *Control) follow(ctx context.Context) error {
 		if !errors.Is(err, errRebound) {
 			return err
 		}
-		c.log.WarnContext(ctx, "the control stream was deleted or created anew", "stream", ref.Stream)
+		c.log.WarnContext(ctx, "the control stream was deleted or created anew, or has lost its end", "stream", ref.Stream)
 	}
 }
 
 // rebind makes the record count in the control stream as it is now.
 func (c *Control) rebind(ctx context.Context) (ControlRef, error) {
+	// In this order: what is looked at meanwhile is in the stream.
+	rec, err := c.await(ctx)
+	if err != nil {
+		return ControlRef{}, err
+	}
 	ref, last, err := c.bind(ctx)
 	if err != nil {
 		return ref, err
@@ -97,7 +102,7 @@ func (c *Control) rebind(ctx context.Context) (ControlRef, error) {
 		if r.Control.Prefix != ref.Prefix {
 			return r, fmt.Errorf("%w: flow %s takes its commands from %s.>, this process from %s.>", ErrPrefix, r.Flow, r.Control.Prefix, ref.Prefix)
 		}
-		return r.rebind(ref, last), nil
+		return r.rebind(ref, last, rec.LastCommand, time.Now()), nil
 	})
 	return ref, err
 }
@@ -143,8 +148,12 @@ func (c *Control) guardStream(ctx context.Context, ref ControlRef) error {
 			return context.Cause(ctx)
 		case <-ticker.C:
 		}
+		rec, _, err := c.read(ctx)
+		if err != nil {
+			continue // the watch sees to that
+		}
 		info, err := c.cfg.Conn.Stream(ctx, ref.Stream)
-		if errors.Is(err, bus.ErrNotFound) || (err == nil && !info.Created.Equal(ref.Created)) {
+		if errors.Is(err, bus.ErrNotFound) || (err == nil && (!info.Created.Equal(ref.Created) || info.LastSeq < rec.LastCommand)) {
 			return errRebound
 		}
 	}
