@@ -244,6 +244,28 @@ func (s *session) openIntakes(ctx context.Context, rec control.Record) error {
 		}
 		s.intakes[i], s.sources[i].Stream = in, name
 	}
+	return s.lookForFormerIntakes(ctx)
+}
+
+// lookForFormerIntakes warns of intakes of sources that the flow does not read any
+// more: the server goes on taking messages from these, which nobody processes. They
+// are not deleted: what is in them was taken, and may be wanted.
+func (s *session) lookForFormerIntakes(ctx context.Context) error {
+	names, err := s.conn.StreamNames(ctx, intakePrefix+s.flow.Name()+"_")
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		if slices.ContainsFunc(s.intakes, func(in *intake) bool { return in != nil && in.name == name }) {
+			continue
+		}
+		is, err := s.conn.Intake(ctx, name)
+		if err != nil {
+			return err
+		}
+		s.log.Warn("the flow does not read a source any more, and the server still brings its messages over; if what is there is of no use, delete both",
+			"source", is.From, "stream", name, "messages", is.Msgs, "delete", fmt.Sprintf("nats consumer rm %s %s; nats stream rm %s", is.From, is.Consumer, name))
+	}
 	return nil
 }
 

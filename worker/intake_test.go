@@ -658,3 +658,32 @@ func TestIntake_left(t *testing.T) {
 		}
 	})
 }
+
+// The intake of a source that the flow does not read any more goes on taking its
+// messages.
+func TestIntake_former(t *testing.T) {
+	bubble(t, func(t *testing.T, l *lab) {
+		origin, err := l.conn.CreateStream(l.ctx, bus.StreamConfig{Name: "OLD", Subjects: []string{"old.>"}, Retention: "workqueue"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		f := countFlow{}.build(t)
+		cfg := intakeConfig(f, flow.SourceInfo{Stream: "OLD"}, 1, origin)
+		if _, err := l.conn.EnsureIntakeConsumer(l.ctx, cfg); err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := l.conn.EnsureIntake(l.ctx, cfg); err != nil {
+			t.Fatal(err)
+		}
+		logged := l.logTo()
+		p := l.start(f, Config{}, nil)
+		l.awaitPhase(p, "running")
+		want := fmt.Sprintf("nats consumer rm OLD %s; nats stream rm NATSFLOW_Q_count_OLD", cfg.Consumer)
+		if logged.count("the flow does not read a source any more") != 1 || logged.count(want) != 1 {
+			t.Errorf("no word of %s", want)
+		}
+		if err := p.leave(); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
