@@ -376,3 +376,38 @@ func TestConn_FeedIntake(t *testing.T) {
 		t.Errorf("%d are to come", n)
 	}
 }
+
+// Subjects more than a consumer had are refused once it has passed messages that they
+// have: nobody would read these.
+func TestConn_EnsureIntakeConsumer_wider(t *testing.T) {
+	c := connect(t, testenv.StartServer(t))
+	ctx := limited(t)
+	must(c.CreateStream(ctx, StreamConfig{Name: "S", Subjects: []string{"s.>"}, Retention: "workqueue"}))
+	cfg := intakeOf("s.a")
+	openIntake(t, c, cfg)
+	publish := func(subject string) {
+		t.Helper()
+		if _, err := c.js.Publish(ctx, subject, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// Nothing is there of what comes to it.
+	cfg.Subjects = []string{"s.a", "s.b"}
+	if _, err := c.EnsureIntakeConsumer(ctx, cfg); err != nil {
+		t.Fatal(err)
+	}
+	publish("s.c")
+	publish("s.b")
+	awaitIntake(t, c, "that of s.b", func(in Intake) bool { return in.Origin == 2 })
+	for _, subjects := range [][]string{{"s.a", "s.b", "s.c"}, nil} {
+		cfg.Subjects = subjects
+		if _, err := c.EnsureIntakeConsumer(ctx, cfg); !errors.Is(err, ErrExists) || !strings.Contains(err.Error(), "from sequence 1 on") {
+			t.Errorf("%q: %v", subjects, err)
+		}
+	}
+	// Fewer are nothing new.
+	cfg.Subjects = []string{"s.b"}
+	if _, err := c.EnsureIntakeConsumer(ctx, cfg); err != nil {
+		t.Error(err)
+	}
+}

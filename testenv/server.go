@@ -3,6 +3,8 @@ package testenv
 import (
 	"log/slog"
 	"net"
+	"os"
+	"path/filepath"
 	"testing"
 
 	"github.com/nats-io/nats-server/v2/server"
@@ -103,4 +105,20 @@ func (s *Server) Restart(opts ...Option) {
 	if err != nil {
 		s.tb.Fatalf("testenv: %v", err)
 	}
+}
+
+// LoseMessages stops the server, removes the messages of a stream from its store, as a
+// crash of a machine or an old backup can, and starts it again. The stream is the same,
+// with the same time of creation, and counts from 1 again.
+func (s *Server) LoseMessages(stream string) {
+	s.tb.Helper()
+	s.Stop()
+	dir := filepath.Join(s.Store(), "jetstream", "$G", "streams", stream)
+	if _, err := os.Stat(filepath.Join(dir, "meta.inf")); err != nil {
+		s.tb.Fatalf("testenv: %v", err)
+	}
+	if err := os.RemoveAll(filepath.Join(dir, "msgs")); err != nil {
+		s.tb.Fatalf("testenv: %v", err)
+	}
+	s.Restart()
 }

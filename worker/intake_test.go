@@ -687,3 +687,23 @@ func TestIntake_former(t *testing.T) {
 		}
 	})
 }
+
+// The source loses its end. The server would take what comes next for what it has
+// brought over before. (With interest retention it goes on behind what its consumers
+// have had.)
+func TestIntake_originShorter(t *testing.T) {
+	bubble(t, func(t *testing.T, l *lab) {
+		l.queued("workqueue")
+		f := countFlow{}.build(t)
+		l.more(100)
+		l.drain(f, Config{})
+		l.srv.LoseMessages("IN")
+		err := l.start(f, Config{Resume: true}, nil).wait()
+		if !errors.Is(err, ErrSource) || !strings.Contains(err.Error(), "stream IN ends at sequence 0, and "+ownIN+" has it up to 100") {
+			t.Fatalf("got %v", err)
+		}
+		if n := l.count("OUT"); n != 100 {
+			t.Errorf("%d results, want 100", n)
+		}
+	})
+}

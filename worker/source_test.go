@@ -2,6 +2,7 @@ package worker
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -313,5 +314,59 @@ func TestRun_sourceRecreatedForAll(t *testing.T) {
 		if n := l.count("OUT"); n != 100 {
 			t.Errorf("%d results, want 100", n)
 		}
+	})
+}
+
+// A source loses its end, while the flow reads it or not: what comes gets sequences that
+// the flow has passed. It is not read on from there.
+func TestRun_sourceShorter(t *testing.T) {
+	for _, running := range []bool{true, false} {
+		t.Run(fmt.Sprintf("running=%v", running), func(t *testing.T) {
+			bubble(t, func(t *testing.T, l *lab) {
+				f := countFlow{}.build(t)
+				l.more(100)
+				p := l.start(f, Config{}, nil)
+				l.awaitResults(p, 100)
+				if !running {
+					if err := p.leave(); err != nil {
+						t.Fatal(err)
+					}
+				}
+				l.srv.LoseMessages("IN")
+				l.more(10)
+				if !running {
+					p = l.start(f, Config{}, nil)
+				}
+				err := p.wait()
+				if !errors.Is(err, ErrSource) && !errors.Is(err, bus.ErrNotFound) || !strings.Contains(err.Error(), "ends at") {
+					t.Fatalf("got %v", err)
+				}
+				if n := l.count("OUT"); n != 100 {
+					t.Errorf("%d results, want 100", n)
+				}
+			})
+		})
+	}
+}
+
+// The control stream loses its end: a command that gets the sequence of one that was
+// looked at before counts.
+func TestControlStream_shorter(t *testing.T) {
+	bubble(t, func(t *testing.T, l *lab) {
+		f := countFlow{}.build(t)
+		l.more(100)
+		p := l.start(f, Config{}, nil)
+		l.awaitResults(p, 100)
+		for range 3 {
+			l.send("control.resume.count", "")
+		}
+		l.awaitRecord("the last command", func(r control.Record) bool { return r.LastCommand >= 3 })
+		l.srv.LoseMessages("NATSFLOW_CONTROL")
+		l.awaitRecord("the loss in the record", func(r control.Record) bool { return strings.Contains(r.LastError, "has lost its end") })
+		l.send("control.drain.count", "")
+		if err := p.wait(); err != nil {
+			t.Fatal(err)
+		}
+		l.judge("OUT")
 	})
 }
