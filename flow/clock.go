@@ -161,7 +161,8 @@ type timedStep interface {
 // Advance moves the watermark of a source, by its index in [Flow.Sources], and
 // does all that is due then: windows close. It never goes back. That the watermark
 // is w says that later records of the source with a time before w are late. The
-// watermark of the task is the lowest of its sources'.
+// watermark of the task is the lowest of its sources'. In a later stage it is the lowest
+// of the tasks of the stage before, which comes by the exchange.
 //
 // With [Stop] it returns the *StepError of a step that fails.
 func (t *Task) Advance(source int, watermark int64) error {
@@ -173,12 +174,17 @@ func (t *Task) Advance(source int, watermark int64) error {
 // or a stop. Nothing is done yet that is due.
 func (t *Task) Restore(source int, watermark int64) {
 	t.marks[source] = watermark
-	t.now = lowest(t.marks)
+	t.low, t.atLow = lowest(t.marks)
+	t.now = t.low
 }
 
 // Watermark returns the watermark that the task has of a source; the lowest number
 // if it does not know any.
 func (t *Task) Watermark(source int) int64 { return t.marks[source] }
+
+// Now returns the watermark of the task: the lowest of its inputs; the lowest number
+// if one of them is not known yet.
+func (t *Task) Now() int64 { return t.low }
 
 // Due returns the watermark at which the task has something to do, the highest
 // number if nothing waits.
@@ -198,17 +204,21 @@ func (t *Task) haltedErr() error {
 }
 
 func (t *Task) raise(source int, mark int64) {
-	if mark <= t.marks[source] {
+	was := t.marks[source]
+	if mark <= was {
 		return
 	}
 	t.marks[source] = mark
-	now := lowest(t.marks)
-	if now <= t.now {
+	if was > t.low {
 		return
 	}
-	for t.in.halted == nil && t.fireUntilPanic(now) {
+	if t.atLow--; t.atLow > 0 {
+		return
 	}
-	t.now = now
+	t.low, t.atLow = lowest(t.marks)
+	for t.in.halted == nil && t.fireUntilPanic(t.low) {
+	}
+	t.now = t.low
 }
 
 // fireUntilPanic fires what is due, in the order of the times; of one time in the
@@ -248,10 +258,16 @@ func (t *Task) closed(step int, due int64) bool {
 	return step <= t.firing
 }
 
-func lowest(marks []int64) int64 {
-	low := int64(math.MaxInt64)
+// lowest returns the lowest of the marks, and how many are that.
+func lowest(marks []int64) (low int64, n int) {
+	low = math.MaxInt64
 	for _, m := range marks {
-		low = min(low, m)
+		if m < low {
+			low, n = m, 0
+		}
+		if m == low {
+			n++
+		}
 	}
-	return low
+	return low, n
 }

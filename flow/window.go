@@ -43,10 +43,7 @@ func Window[T, S, U any](s Stream[T], id string, w Windows, a WindowAggregator[T
 	step := stateful(s, "window", id, a.State.Version, opts)
 	results, late = then[T, U](s), then[T, T](s)
 	results.delay += w.AllowedLateness
-	s.b.timed = true
-	if s.stage > 0 {
-		s.b.errorf("step %q: a window in stage %d: behind a change of key there is no watermark in this version: put it before the Rekey", id, s.stage)
-	}
+	s.b.waits(s.stage)
 	s.b.need(step, "Add", a.Add != nil)
 	s.b.need(step, "Result", a.Result != nil)
 	s.b.need(step, "Merge, which sessions need", a.Merge != nil || w.kind() != kindSession)
