@@ -64,9 +64,13 @@ func (t *Task) Untold() bool { return t.tells && t.low > t.told }
 // be stored: after a crash it would be lost.
 func (t *Task) Unsealed() bool { return t.Dirty() || t.Untold() || t.heard.dirty() > 0 }
 
+// TellLater makes Seal leave the watermark untold unless it has frames for the next
+// stage: for a task that commits more often than anybody wants to know.
+func (t *Task) TellLater(later bool) { t.tellLater = later }
+
 // tell puts the mark of the task into the outbox, behind the frames.
 func (t *Task) tell() {
-	if !t.Untold() {
+	if !t.Untold() || t.tellLater && t.exchange.frames == 0 {
 		return
 	}
 	t.told = t.low

@@ -108,8 +108,8 @@ type Task struct {
 	low, now int64
 	atLow    int
 	// tells: the next stage wants to know low; told is what it was told.
-	tells bool
-	told  int64
+	tells, tellLater bool
+	told             int64
 	// timers are the steps that wait for times, in their order; firing is the index
 	// of the one that does what is due, else -1.
 	timers []timedStep

@@ -222,8 +222,12 @@ func (r *reader) askServer(ctx context.Context, clock *serverClock) bool {
 	}
 	clock.ahead -= margin
 	mark := min(until, r.router.QuietWatermark(info.AsOf.Add(-margin).UnixNano(), r.lastTime))
-	if mark <= max(r.mark, r.router.Watermark()) {
+	now := max(r.mark, r.router.Watermark())
+	if mark <= now {
 		return false
+	}
+	if mark < r.s.dueAfter(now) {
+		return true // it would do nothing but commit for later stages
 	}
 	r.mark = mark
 	_ = r.flush(false) // errs only when it waits

@@ -16,8 +16,9 @@ const (
 	// dueRepeat is how often a worker says again when something is due, dueKept how long
 	// that is believed.
 	dueRepeat, dueKept = 2 * time.Second, 5 * time.Second
-	// tellEvery is how often a task commits for its watermark alone, if nothing waits for
-	// that; tellPartition bounds how many tasks of a flow do so in a time.
+	// tellEvery is how often a task that has nothing else for the next stage tells it its
+	// watermark, if nothing waits for that; tellPartition bounds how many tasks of a flow
+	// do so in a time.
 	tellEvery, tellPartition = time.Second, 5 * time.Millisecond
 )
 
@@ -174,17 +175,18 @@ func (s *session) tellDue(ctx context.Context) {
 	}
 }
 
-// tellPeriod is how often the tasks of a flow commit for their watermarks alone.
+// tellPeriod is how often the tasks of a flow tell their watermarks in any case.
 func tellPeriod(f *flow.Flow) time.Duration {
 	return max(tellEvery, f.Options().CommitInterval, time.Duration(f.Options().Partitions)*tellPartition)
 }
 
-// tellNow reports that a task is to commit since its watermark has moved: the next stage
-// waits for it, or it is time. An empty partition must not hold the others up for ever.
+// tellNow reports that a task is to tell its watermark, by a commit if there is nothing
+// else: the next stage waits for it, or it is time. An empty partition must not hold the
+// others up for ever.
 func (l *lane) tellNow(t *task) bool {
 	if !t.flow.Untold() {
 		return false
 	}
-	since := time.Since(t.lastCommit)
+	since := time.Since(t.toldAt)
 	return since >= l.s.tellEvery || since >= l.s.interval && l.s.awaited(t.flow.Now())
 }

@@ -90,6 +90,8 @@ type task struct {
 	dirtySince time.Time
 	// lastCommit is when the last job was handed over.
 	lastCommit time.Time
+	// toldAt is when the next stage was told the watermark.
+	toldAt time.Time
 	// confirmed are the positions of the last entry whose results are all
 	// published.
 	confirmed []uint64
@@ -320,6 +322,8 @@ func (l *lane) sealLast(t *task, unsealed bool) error {
 
 // seal takes what has changed and hands it to the committer.
 func (l *lane) seal(t *task, last bool) error {
+	t.flow.TellLater(!last && !l.tellNow(t))
+	untold := t.flow.Untold()
 	sealed, err := t.flow.Seal()
 	if err != nil {
 		return fmt.Errorf("task %v: %w", t.id, err)
@@ -329,6 +333,9 @@ func (l *lane) seal(t *task, last bool) error {
 		if err := l.s.cfg.reached(l.s.ctx, "frames-repeated", t.id.String()); err != nil {
 			return err
 		}
+	}
+	if untold && !t.flow.Untold() {
+		t.toldAt = time.Now()
 	}
 	h := l.nextHead(t, sealed)
 	if last {
