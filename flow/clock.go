@@ -158,6 +158,18 @@ type timedStep interface {
 	fire()
 }
 
+// sweeper is a step that forgets what the watermark has made useless: nothing comes of
+// that, but memory would grow where the watermark waits for something to be due.
+type sweeper interface {
+	// due is the watermark at which it has enough to forget, noDue if there is nothing.
+	due() int64
+	// sweep forgets a bounded number of things, if that is reached.
+	sweep()
+}
+
+// noDue is the watermark of what is never due.
+const noDue = int64(math.MaxInt64)
+
 // Advance moves the watermark of a source, by its index in [Flow.Sources], and
 // does all that is due then: windows close. It never goes back. That the watermark
 // is w says that later records of the source with a time before w are late. The
@@ -189,9 +201,12 @@ func (t *Task) Now() int64 { return t.low }
 // Due returns the watermark at which the task has something to do, the highest
 // number if nothing waits.
 func (t *Task) Due() int64 {
-	due := int64(math.MaxInt64)
+	due := noDue
 	for _, s := range t.timers {
 		due = min(due, s.next())
+	}
+	for _, s := range t.sweepers {
+		due = min(due, s.due())
 	}
 	return due
 }
@@ -219,6 +234,9 @@ func (t *Task) raise(source int, mark int64) {
 	for t.in.halted == nil && t.fireUntilPanic(t.low) {
 	}
 	t.now = t.low
+	for _, s := range t.sweepers {
+		s.sweep()
+	}
 }
 
 // fireUntilPanic fires what is due, in the order of the times; of one time in the

@@ -81,7 +81,7 @@ func Rekey[T any](s Stream[T], key func(m *Meta, v T) (string, error), codec Cod
 			}
 		}
 	})
-	return Stream[T]{b: s.b, hub: node.out, keyed: true, stage: node.to, delay: s.delay}
+	return Stream[T]{b: s.b, hub: node.out, keyed: true, source: s.source, stage: node.to, delay: s.delay}
 }
 
 // crossing is the place where records come out of the exchange.

@@ -592,9 +592,9 @@ func TestRekey_mistakes(t *testing.T) {
 		"no key function": {func(_ *flow.Builder, s flow.Stream[string]) { flow.Rekey(s, nil, flow.TextCodec(), flow.ID("x")) }, `step "x": there is no function`},
 		"no codec":        {func(_ *flow.Builder, s flow.Stream[string]) { flow.Rekey(s, by, flow.Codec[string]{}, flow.ID("x")) }, `step "x": there is no codec`},
 		"merge of stages": {func(_ *flow.Builder, s flow.Stream[string]) { flow.Merge(s, rekeyed(s)) }, "a stream of stage 0 and one of stage 1"},
-		"dedupe behind it": {func(_ *flow.Builder, s flow.Stream[string]) {
-			flow.Dedupe(rekeyed(s), "d", time.Second, by)
-		}, `step "d": dedupe in stage 1`},
+		"long dedupe behind it": {func(_ *flow.Builder, s flow.Stream[string]) {
+			flow.Dedupe(rekeyed(s), "d", 30*365*24*time.Hour, by)
+		}, `step "d": dedupe within 262800h0m0s: at most 7300 days`},
 		"KeyBy behind a key": {func(_ *flow.Builder, s flow.Stream[string]) { flow.KeyBy(s, by, flow.ID("x")) }, "give it another one by Rekey"},
 		"too many stages": {func(_ *flow.Builder, s flow.Stream[string]) {
 			for range flow.MaxStages {

@@ -112,9 +112,10 @@ type Task struct {
 	told             int64
 	// timers are the steps that wait for times, in their order; firing is the index
 	// of the one that does what is due, else -1.
-	timers []timedStep
-	firing int
-	late   int
+	timers   []timedStep
+	firing   int
+	late     int
+	sweepers []sweeper
 }
 
 // flusher emits what a step has kept back until the seal.

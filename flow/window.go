@@ -85,7 +85,7 @@ type windowed[T, S, U any] struct {
 	assigner *assigner
 	// delay is how far the watermark has to be behind the end of a window.
 	delay int64
-	heap  dueHeap[S]
+	heap  heap[dueEntry[S]]
 }
 
 // keyWindows is the state of a key: its open windows, in the order of their ends.
@@ -316,10 +316,8 @@ func (op *windowed[T, S, U]) loaded() {
 	}
 }
 
-// dueHeap is a heap of keys by the time at which their first window closes, and by
-// the key.
-type dueHeap[S any] []dueEntry[S]
-
+// dueEntry is a key with the time at which its first window closes. The order is by
+// that, and by the key.
 type dueEntry[S any] struct {
 	due  int64
 	cell *cell[keyWindows[S]]
@@ -330,47 +328,4 @@ func (e dueEntry[S]) before(o dueEntry[S]) bool {
 		return e.due < o.due
 	}
 	return strings.Compare(e.cell.key, o.cell.key) < 0
-}
-
-func (h *dueHeap[S]) push(e dueEntry[S]) {
-	*h = append(*h, e)
-	s := *h
-	i := len(s) - 1
-	for i > 0 {
-		parent := (i - 1) / 2
-		if !e.before(s[parent]) {
-			break
-		}
-		s[i] = s[parent]
-		i = parent
-	}
-	s[i] = e
-}
-
-func (h *dueHeap[S]) pop() dueEntry[S] {
-	s := *h
-	top, last := s[0], s[len(s)-1]
-	s[len(s)-1] = dueEntry[S]{}
-	s = s[:len(s)-1]
-	*h = s
-	if len(s) == 0 {
-		return top
-	}
-	i := 0
-	for {
-		child := 2*i + 1
-		if child >= len(s) {
-			break
-		}
-		if child+1 < len(s) && s[child+1].before(s[child]) {
-			child++
-		}
-		if !s[child].before(last) {
-			break
-		}
-		s[i] = s[child]
-		i = child
-	}
-	s[i] = last
-	return top
 }
