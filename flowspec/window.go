@@ -290,8 +290,12 @@ func (a *aggregate) merge(into, from *group) error {
 			return fmt.Errorf("%s: %v: %w", m.name, m, err)
 		}
 	}
+	more, err := a.mergeExtensions(into.more, from.more)
+	if err != nil {
+		return err
+	}
 	into.records += from.records
-	into.accs = next
+	into.accs, into.more = next, more
 	return nil
 }
 
@@ -315,6 +319,8 @@ func (c *acc) merge(fn aggregateFn, later acc) error {
 		c.n += later.n
 		_, err := finite(c.float)
 		return err
+	case aggStddev, aggStddevPop, aggVariance, aggVariancePop:
+		return c.mergeMoments(later)
 	case aggFirst:
 		if c.val.isNull() {
 			c.val = later.val
