@@ -11,7 +11,6 @@ import (
 // state.
 type aggregateFn uint8
 
-
 const (
 	aggRecords aggregateFn = iota // count()
 	aggCount                      // count(x)

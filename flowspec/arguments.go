@@ -173,10 +173,10 @@ func shown(text string) string {
 }
 
 func atMost(most, least int) string {
-	switch {
-	case most == 1:
+	if most == 1 {
 		return "one argument"
-	case most == least:
+	}
+	if most == least {
 		return fmt.Sprintf("%d arguments", most)
 	}
 	return fmt.Sprintf("%d arguments at most", most)

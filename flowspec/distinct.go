@@ -167,9 +167,10 @@ func (d *approxDistinct) read(r *stateReader, _ *aggregateMember, form byte) err
 	if r.bad = r.bad || form != 0; r.bad {
 		return nil
 	}
+	err := d.sketch.UnmarshalBinary(data)
 	// The second byte is the precision.
-	r.bad = d.sketch.UnmarshalBinary(data) != nil || data[1] != 14
-	return nil
+	r.bad = err != nil || data[1] != 14
+	return nil //nolint:nilerr // It is bad like any other.
 }
 
 // The first byte of an identity.
