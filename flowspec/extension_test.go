@@ -164,13 +164,13 @@ func TestAggregate_failedAddChangesNothing(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		f := everyFolder()
 		var g group
-		any := rapid.OneOf(numbers(), rapid.Just(boolValue(true)), rapid.Just(stringValue("x")), rapid.Just(value{}), rapid.Just(value{kind: kindJSON, str: "[1]"}))
+		values := rapid.OneOf(numbers(), rapid.Just(boolValue(true)), rapid.Just(stringValue("x")), rapid.Just(value{}), rapid.Just(value{kind: kindJSON, str: "[1]"}))
 		if err := f.fold(&g, intValue(1), intValue(1)); err != nil {
 			t.Fatal(err)
 		}
 		for range rapid.IntRange(1, 30).Draw(t, "records") {
 			before, stored := f.result(&g), f.store(t, &g)
-			if err := f.fold(&g, any.Draw(t, "v"), any.Draw(t, "by")); err == nil {
+			if err := f.fold(&g, values.Draw(t, "v"), values.Draw(t, "by")); err == nil {
 				continue
 			}
 			if after := f.result(&g); after != before {

@@ -82,7 +82,8 @@ type keyStep struct {
 	path  *path
 	token int
 	expr  *expression
-	// change: the records have another key already, and go on to the next stage.
+	// change: the records have another key already, or are redistributed, and go on to
+	// the next stage.
 	change bool
 }
 
@@ -106,11 +107,11 @@ type toStep struct {
 	name     string
 	template *template
 	stopWhen *expression
-	// keyed is false where the records have no key.
-	keyed bool
+	// inTask is false where the records have no key, and are not redistributed.
+	inTask bool
 }
 
-var operators = []string{"filter", "map", "expand", "key", "aggregate", "dedupe", "to"}
+var operators = []string{"filter", "map", "expand", "redistribute", "key", "aggregate", "dedupe", "to"}
 
 // rawStep is a step whose fields have been told apart.
 type rawStep struct {
@@ -291,6 +292,8 @@ func (p *specParser) step(raw rawStep) step {
 		return p.mapStep(f)
 	case "expand":
 		return p.expandStep(f)
+	case "redistribute":
+		return p.redistribute(f)
 	case "key":
 		return p.keyStep(f)
 	case "aggregate":
@@ -365,9 +368,9 @@ func (p *specParser) expandStep(f field) step {
 }
 
 func (p *specParser) keyStep(f field) step {
-	st := &keyStep{change: p.scope.keyed && !p.scope.lost}
+	st := &keyStep{change: (p.scope.keyed || p.scope.spread) && !p.scope.lost}
 	defer func() {
-		p.scope.keyed = true
+		p.scope.keyed, p.scope.spread = true, false
 		if st.change {
 			p.scope.stage++
 		}
@@ -523,7 +526,7 @@ func (p *specParser) toStep(f field, stopWhen *field) step {
 	if !ok {
 		return nil
 	}
-	st := &toStep{keyed: p.scope.keyed}
+	st := &toStep{inTask: p.scope.keyed || p.scope.spread}
 	forms := map[string]field{}
 	for _, form := range fields {
 		forms[form.name] = form

@@ -192,7 +192,7 @@ func (p *specParser) late(f field, before scope) *toStep {
 	if !ok {
 		return nil
 	}
-	st := &toStep{stepHead: stepHead{kind: "to", at: f.at}, keyed: true}
+	st := &toStep{stepHead: stepHead{kind: "to", at: f.at}, inTask: true}
 	forms := map[string]field{}
 	for _, form := range fields {
 		if form.name != "stream" && form.name != "subject" {
