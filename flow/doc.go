@@ -39,7 +39,8 @@
 // tasks of a further stage, by the codec that it is given, in frames: results of
 // the task that they come from, for a stream that is a source of the tasks they go
 // to. [Flow.StageTask] makes the tasks of a stage, and [Flow.ExchangeRouter] the router
-// that takes frames apart.
+// that takes frames apart. [Redistribute] lets costly steps before a key run in the tasks
+// instead of in every router; the key behind it is one of a Rekey.
 //
 // # Time
 //

@@ -30,9 +30,10 @@ func BytesCodec() Codec[[]byte] { return Codec[[]byte]{EncodeBytes(), DecodeByte
 // TextCodec returns the codec of strings.
 func TextCodec() Codec[string] { return Codec[string]{EncodeText(), DecodeText()} }
 
-// Rekey gives each record another key, and begins the next stage: records of one new
-// key come from the tasks of many old ones, so that they cross, by the exchange of the
-// flow, to the tasks of the next stage. That is exactly once like everything else.
+// Rekey gives each record another key, or behind a [Redistribute] its first one, and
+// begins the next stage: records of one new key come from the tasks of many old ones, so
+// that they cross, by the exchange of the flow, to the tasks of the next stage. That is
+// exactly once like everything else.
 //
 // Records that have both keys in common keep their order; of those from different old
 // keys the order is that in which their tasks commit. Results and positions are a

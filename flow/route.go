@@ -186,21 +186,27 @@ func (c *typedColumn[T]) playUntilPanic(t *Task, next emit[T], from, to int) (do
 // KeyBy gives each record a key. Records of one key are processed in order, and
 // the steps that follow can keep state for each key. [Rekey] gives them another key.
 func KeyBy[T any](s Stream[T], key func(m *Meta, v T) (string, error), opts ...StepOption) Stream[T] {
-	return keyStream(s, false, key, opts...)
-}
-
-// keyStream is KeyBy; with anyPartition a record may be in any partition that its
-// subject leads to.
-func keyStream[T any](s Stream[T], anyPartition bool, key func(m *Meta, v T) (string, error), opts ...StepOption) Stream[T] {
 	step := s.step("key", opts)
 	s.b.need(step, "function", key != nil)
-	if s.keyed {
+	switch {
+	case s.spread:
+		s.b.errorf("step %q: the stream is redistributed: give it a key by Rekey, which says how its values cross to the tasks of that key", s.b.steps[step].ID)
+		return s
+	case s.keyed:
 		s.b.errorf("step %q: the stream has a key already; give it another one by Rekey, which says how its values cross to the tasks of that key", s.b.steps[step].ID)
 		return s
 	}
+	return keyStream(s, step, false, key)
+}
+
+// keyStream takes the records of a stream to the tasks of their keys; with anyPartition a
+// record may be in any partition that its subject leads to. Where the stream is spread, its
+// sequence says to which task it goes.
+func keyStream[T any](s Stream[T], step int, anyPartition bool, key func(m *Meta, v T) (string, error)) Stream[T] {
 	// Column 0 is the dead letters' (see Router.deadLetter).
 	node := &keyBy[T]{index: len(s.b.keys) + 1, out: &hub[T]{b: s.b}}
 	s.b.keys = append(s.b.keys, node)
+	spread := s.spread
 	s.hub.subscribe(func(in *instance) emit[T] {
 		r := in.router
 		return func(m *Meta, v T) {
@@ -210,7 +216,12 @@ func keyStream[T any](s Stream[T], anyPartition bool, key func(m *Meta, v T) (st
 				in.fail(step, m, err)
 				return
 			}
-			p := Partition(k, r.f.opts.Partitions)
+			var p int
+			if spread {
+				p = int(m.Seq % uint64(r.f.opts.Partitions))
+			} else {
+				p = Partition(k, r.f.opts.Partitions)
+			}
 			if p != r.partition && r.partition >= 0 {
 				if !anyPartition {
 					in.fail(step, m, r.misplaced(k, p))
@@ -230,7 +241,7 @@ func keyStream[T any](s Stream[T], anyPartition bool, key func(m *Meta, v T) (st
 			b.ran(node.index)
 		}
 	})
-	return Stream[T]{b: s.b, hub: node.out, keyed: true, source: s.source}
+	return Stream[T]{b: s.b, hub: node.out, keyed: true, source: s.source, spread: s.spread}
 }
 
 // keyedBySubject is for sinks on a stream without a key: the records of one
@@ -239,8 +250,10 @@ func keyedBySubject[T any](s Stream[T]) Stream[T] {
 	if s.keyed {
 		return s
 	}
-	return keyStream(s, true, func(m *Meta, _ T) (string, error) { return m.Subject, nil })
+	return keyStream(s, s.step("key", nil), true, subjectKey[T])
 }
+
+func subjectKey[T any](m *Meta, _ T) (string, error) { return m.Subject, nil }
 
 // Batch is what a router collected for one partition. It is played by the
 // partition's task and then released.

@@ -6,7 +6,10 @@ func stateful[T any](s Stream[T], kind, id string, version int, opts []StepOptio
 	for _, o := range opts {
 		o(&info)
 	}
-	if !s.keyed {
+	switch {
+	case s.spread:
+		s.b.errorf("step %q: %s keeps state for each key, and the stream was redistributed: put a Rekey before it", info.ID, info.Kind)
+	case !s.keyed:
 		s.b.errorf("step %q: %s keeps state for each key: put a KeyBy before it", info.ID, info.Kind)
 	}
 	return s.b.step(info)

@@ -13,6 +13,9 @@ type Stream[T any] struct {
 	// source is the one, from 1, that all the values come from; 0 for several, whose times
 	// do not run together.
 	source int
+	// spread: it was redistributed, so that its records are with the tasks of their
+	// sequences, and their keys stand for nothing.
+	spread bool
 	// stage is how often the key was changed on the way here.
 	stage int
 	// delay is how far behind the watermark the values may be: windows before have
@@ -146,7 +149,7 @@ func (s Stream[T]) step(kind string, opts []StepOption) int {
 }
 
 func then[T, U any](s Stream[T]) Stream[U] {
-	return Stream[U]{b: s.b, hub: &hub[U]{b: s.b}, keyed: s.keyed, source: s.source, stage: s.stage, delay: s.delay}
+	return Stream[U]{b: s.b, hub: &hub[U]{b: s.b}, keyed: s.keyed, source: s.source, spread: s.spread, stage: s.stage, delay: s.delay}
 }
 
 // Map turns each value into another. An error makes the record a dead letter.
@@ -247,6 +250,9 @@ func Merge[T any](first Stream[T], others ...Stream[T]) Stream[T] {
 		}
 		if s.keyed != first.keyed {
 			first.b.errorf("merge: some of the streams are keyed and some are not")
+		}
+		if s.spread != first.spread {
+			first.b.errorf("merge: some of the streams are redistributed and some are not")
 		}
 		if s.stage != first.stage {
 			first.b.errorf("merge: a stream of stage %d and one of stage %d: change the key of the first by Rekey, so that both are of one stage", min(s.stage, first.stage), max(s.stage, first.stage))

@@ -21,9 +21,26 @@ const (
 	aggAvg
 	aggFirst
 	aggLast
+	aggStddev
+	aggStddevPop
+	aggVariance
+	aggVariancePop
+	aggCollect
+	aggTop
+	aggBottom
+	aggDistinct
+	aggApproxDistinct
+	aggPercentile
 )
 
-var aggregateNames = []string{"count", "count_if", "sum", "min", "max", "avg", "first", "last"}
+// lastFn is the last one.
+const lastFn = aggPercentile
+
+var aggregateNames = []string{
+	"count", "count_if", "sum", "min", "max", "avg", "first", "last",
+	"stddev", "stddev_pop", "variance", "variance_pop",
+	"collect", "top", "bottom", "distinct", "approx_distinct", "percentile",
+}
 
 func (fn aggregateFn) String() string {
 	switch fn {
@@ -32,14 +49,14 @@ func (fn aggregateFn) String() string {
 	case aggCount:
 		return "count"
 	}
-	if fn <= aggLast {
+	if fn <= lastFn {
 		return aggregateNames[fn-1]
 	}
 	return fmt.Sprintf("function %d", uint8(fn))
 }
 
 func aggregateByName(name string) (aggregateFn, bool) {
-	for fn := aggCount; fn <= aggLast; fn++ {
+	for fn := aggCount; fn <= lastFn; fn++ {
 		if fn.String() == name {
 			return fn, true
 		}
@@ -47,12 +64,21 @@ func aggregateByName(name string) (aggregateFn, bool) {
 	return 0, false
 }
 
+// stored is the function under whose number the state is stored: those that keep
+// the same can take each other's place.
+func (fn aggregateFn) stored() aggregateFn {
+	if fn >= aggStddev && fn <= aggVariancePop {
+		return aggStddev
+	}
+	return fn
+}
+
 // aggregate is the work of an aggregate step.
 type aggregate struct {
 	members []aggregateMember
-	// slots are the members that keep something of their own; count() shares
-	// the number of records.
-	slots []*aggregateMember
+	// slots are the members that keep an accumulator, extended those that keep an
+	// extension; count() shares the number of records.
+	slots, extended []*aggregateMember
 }
 
 type aggregateMember struct {
@@ -61,24 +87,50 @@ type aggregateMember struct {
 	prefix string
 	fn     aggregateFn
 	arg    *expression
-	// slot is the index in the group's accumulators; -1 for count().
+	// by is what top and bottom order the records by; nil for arg itself.
+	by *expression
+	// limit is the number of values that collect, top and bottom keep at most, and
+	// distinct counts. limitText is it as the file says it; empty for the default.
+	limit     int
+	limitText string
+	// percent is that of percentile.
+	percent percentage
+	// slot is the index in the group's accumulators or in its extensions; -1 for
+	// count().
 	slot int
 }
 
+// String is the call as the file has it, but for spaces. It is a part of the definition
+// of the flow.
 func (m *aggregateMember) String() string {
 	if m.arg == nil {
 		return m.fn.String()
 	}
-	return fmt.Sprintf("%s(%s)", m.fn, m.arg.text)
+	text := m.fn.String() + "(" + m.arg.text
+	if m.limitText != "" {
+		text += ", " + m.limitText
+	}
+	if m.by != nil {
+		text += ", " + m.by.text
+	}
+	return text + ")"
 }
+
+// keeps reports whether the state of a group has something of the member.
+func (m *aggregateMember) keeps() bool { return m.slot >= 0 }
 
 // finish fills in what follows from the members.
 func (a *aggregate) finish() {
 	for i := range a.members {
 		m := &a.members[i]
 		m.prefix = "," + string(appendString(nil, m.name)) + ":"
-		m.slot = -1
-		if m.fn != aggRecords {
+		switch {
+		case m.fn == aggRecords:
+			m.slot = -1
+		case m.extends():
+			m.slot = len(a.extended)
+			a.extended = append(a.extended, m)
+		default:
 			m.slot = len(a.slots)
 			a.slots = append(a.slots, m)
 		}
@@ -89,6 +141,9 @@ func (a *aggregate) finish() {
 type group struct {
 	records int64
 	accs    []acc
+	// more is nil where no member has an extension. It is a pointer because most
+	// groups have none.
+	more *extensions
 }
 
 // acc is what one member keeps for one key. Which fields are used depends on the
@@ -98,9 +153,11 @@ type acc struct {
 	// condition.
 	n int64
 	// float is the sum of the values that are floats.
+	// For stddev and the like it is the mean.
 	float float64
 	// val is the value of min, max, first and last. For sum and avg its bits are
-	// the sum of the integers, and its kind is that of the whole sum.
+	// the sum of the integers, and its kind is that of the whole sum. For stddev and
+	// the like it is the sum of the squares of the differences from the mean.
 	val value
 }
 
@@ -110,6 +167,9 @@ const maxStack = 8
 // add folds a record into a group. It changes nothing when it returns an error:
 // the new accumulators take their place when all of them are there.
 func (a *aggregate) add(m *flow.Meta, g *group, r record) error {
+	if len(a.extended) > 0 {
+		return a.addExtended(m, g, r)
+	}
 	if len(a.slots) == 0 {
 		g.records++
 		return nil
@@ -152,6 +212,8 @@ func (c *acc) add(fn aggregateFn, v value) error {
 		c.n++
 	case aggSum, aggAvg:
 		return c.addNumber(v)
+	case aggStddev, aggStddevPop, aggVariance, aggVariancePop:
+		return c.addMoment(v)
 	case aggFirst:
 		if c.val.isNull() {
 			c.keep(v)
@@ -233,6 +295,9 @@ func (m *aggregateMember) value(g *group) value {
 	if m.slot < 0 {
 		return intValue(g.records)
 	}
+	if m.extends() {
+		return g.more.of(m).value(m)
+	}
 	c := &g.accs[m.slot]
 	switch m.fn {
 	case aggCount, aggCountIf:
@@ -246,6 +311,8 @@ func (m *aggregateMember) value(g *group) value {
 			return value{}
 		}
 		return floatValue((c.float + float64(c.val.int())) / float64(c.n))
+	case aggStddev, aggStddevPop, aggVariance, aggVariancePop:
+		return c.spread(m.fn)
 	}
 	return c.val
 }
@@ -276,6 +343,10 @@ func (a *aggregate) appendResult(dst []byte, m *flow.Meta, r record) []byte {
 	for i := range a.members {
 		member := &a.members[i]
 		dst = append(dst, member.prefix...)
+		if member.extends() {
+			dst = r.group.more.of(member).appendJSON(dst, member)
+			continue
+		}
 		dst = member.value(r.group).appendJSON(dst)
 	}
 	return append(dst, '}')

@@ -67,6 +67,8 @@ func (e *expression) appendJSON(dst []byte, m *flow.Meta, r record) ([]byte, err
 type scope struct {
 	format Format
 	keyed  bool
+	// spread: they have no key and are redistributed.
+	spread bool
 	// stage is how often the key was changed on the way here.
 	stage int
 	// members are those that a step before has made; unknown for a payload.

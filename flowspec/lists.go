@@ -323,6 +323,8 @@ func (p *specParser) mergeable(l *listSource, i int, sum, sc scope) bool {
 		p.errorf(s.start, "give both a key step, or put one behind the merge", "%s: %q has a key and %q has none: lists that are merged have all a key, or none", what, first, s.text)
 	case !sum.keyed && sc.keyed:
 		p.errorf(s.start, "give both a key step, or put one behind the merge", "%s: %q has a key and %q has none: lists that are merged have all a key, or none", what, s.text, first)
+	case sum.spread != sc.spread:
+		p.errorf(s.start, "redistribute both, or what comes out of the merge", "%s: of %q and %q one is redistributed and the other is not", what, first, s.text)
 	case sum.stage != sc.stage:
 		p.errorf(s.start, "give the records of the list with fewer changes another key step; the same key will do", "%s: the key of %q was changed %s and that of %q %s: lists that are merged have changed it as often", what, first, times(sum.stage), s.text, times(sc.stage))
 	case sum.format != sc.format:

@@ -129,7 +129,7 @@ func TestSpec_Hash(t *testing.T) {
 
 func TestSpec_Plan(t *testing.T) {
 	for name, path := range map[string]string{
-		"flights": "../examples/flights", "earthquakes": "../examples/earthquakes", "travel": "testdata/travel.yaml", "daily": "../examples/flights/daily.yaml", "stages": "testdata/stages.yaml",
+		"flights": "../examples/flights", "earthquakes": "../examples/earthquakes", "travel": "testdata/travel.yaml", "daily": "../examples/flights/daily.yaml", "stages": "testdata/stages.yaml", "redistribute": "testdata/redistribute.yaml",
 	} {
 		s, err := Load(path)
 		if err != nil {

@@ -19,11 +19,14 @@ var errGroup = errors.New("not the state of an aggregate")
 
 // codec stores groups:
 //
-//	group = uvarint records { accumulator }
-//	accumulator = 1 byte: function (high 4 bits), kind of the value (low 4 bits)
-//	              count, count_if: uvarint n
-//	              sum, avg: uvarint n, varint sum of the integers [, 8 bytes sum of the floats]
-//	              min, max, first, last: the value
+//	group = uvarint records { member }
+//	member = 1 byte: function (high 4 bits), kind of the value (low 4 bits)
+//	         count, count_if: uvarint n
+//	         sum, avg: uvarint n, varint sum of the integers [, 8 bytes sum of the floats]
+//	         min, max, first, last: the value
+//	       | 1 byte: 15 (high 4 bits), kind or form (low 4 bits), 1 byte: function
+//	         stddev and the like: uvarint n [, 8 bytes mean, 8 bytes sum of squares]
+//	         others: see their extension
 //	value = bool: 1 byte | int: varint | uint: uvarint | float: 8 bytes | text, JSON: uvarint length, bytes
 //
 // The functions are stored so that a state is never read as that of others. The
@@ -34,13 +37,28 @@ func (a *aggregate) codec() flow.StateCodec[group] {
 
 func (a *aggregate) appendGroup(dst []byte, g *group) ([]byte, error) {
 	dst = binary.AppendUvarint(dst, uint64(g.records))
-	for i, m := range a.slots {
+	for i := range a.members {
+		m := &a.members[i]
+		if !m.keeps() {
+			continue
+		}
+		if m.extends() {
+			e := g.more.of(m)
+			dst = append(dst, manyFunctions<<4|e.form(), byte(m.fn))
+			var err error
+			if dst, err = e.append(dst); err != nil {
+				return dst, fmt.Errorf("%s: %v: %w", m.name, m, err)
+			}
+			continue
+		}
 		var c acc
 		if g.accs != nil {
-			c = g.accs[i]
+			c = g.accs[m.slot]
 		}
-		dst = append(dst, byte(m.fn)<<4|byte(c.val.kind))
+		dst = appendTag(dst, m.fn, byte(c.val.kind))
 		switch m.fn {
+		case aggStddev, aggStddevPop, aggVariance, aggVariancePop:
+			dst = appendMoments(dst, &c)
 		case aggCount, aggCountIf:
 			dst = binary.AppendUvarint(dst, uint64(c.n))
 		case aggSum, aggAvg:
@@ -54,6 +72,58 @@ func (a *aggregate) appendGroup(dst []byte, g *group) ([]byte, error) {
 		}
 	}
 	return dst, nil
+}
+
+// manyFunctions stands in the first byte of a member whose function has a byte of its own.
+const manyFunctions = 15
+
+// appendTag appends what begins a member.
+func appendTag(dst []byte, fn aggregateFn, form byte) []byte {
+	if fn > aggLast {
+		return append(dst, manyFunctions<<4|form, byte(fn.stored()))
+	}
+	return append(dst, byte(fn)<<4|form)
+}
+
+// tag reads what begins a member.
+func (r *stateReader) tag() (fn aggregateFn, form byte) {
+	tag := r.take(1)
+	if r.bad {
+		return 0, 0
+	}
+	if tag[0]>>4 != manyFunctions {
+		return aggregateFn(tag[0] >> 4), tag[0] & 15
+	}
+	second := r.take(1)
+	if r.bad {
+		return 0, 0
+	}
+	return aggregateFn(second[0]), tag[0] & 15
+}
+
+// appendValues appends a list of values.
+func appendValues(dst []byte, values []value) []byte {
+	dst = binary.AppendUvarint(dst, uint64(len(values)))
+	for _, v := range values {
+		dst = appendValue(append(dst, byte(v.kind)), v)
+	}
+	return dst
+}
+
+// values reads a list of values.
+func (r *stateReader) values() []value {
+	n := r.uvarint()
+	// Each takes a byte at least.
+	values := make([]value, 0, min(n, uint64(len(r.data))))
+	for range n {
+		k := r.take(1)
+		if r.bad {
+			return nil
+		}
+		values = append(values, r.value(kind(k[0])))
+		r.bad = r.bad || values[len(values)-1].isNull()
+	}
+	return values
 }
 
 func appendValue(dst []byte, v value) []byte {
@@ -79,16 +149,27 @@ func (a *aggregate) decodeGroup(data []byte, g *group) error {
 	if len(a.slots) > 0 {
 		g.accs = make([]acc, len(a.slots))
 	}
-	for i, m := range a.slots {
+	if len(a.extended) > 0 {
+		all := g.more.all(a.extended)
+		g.more = &all
+	}
+	for i := range a.members {
+		m := &a.members[i]
+		if !m.keeps() {
+			continue
+		}
 		if len(r.data) == 0 || r.bad {
 			return fmt.Errorf("%w: it ends before %s", errGroup, m)
 		}
-		tag := r.data[0]
-		r.data = r.data[1:]
-		if fn := aggregateFn(tag >> 4); fn != m.fn {
+		fn, form := r.tag()
+		if fn != m.fn.stored() {
 			return fmt.Errorf("%w of this step: what is stored is %v where the step has %v; give the changed step another id", errGroup, fn, m)
 		}
-		r.acc(&g.accs[i], m.fn, kind(tag&15))
+		if !m.extends() {
+			r.acc(&g.accs[m.slot], m.fn, kind(form))
+		} else if err := g.more.of(m).read(&r, m, form); err != nil {
+			return fmt.Errorf("%w of this step: %v: %w; give the changed step another id", errGroup, m, err)
+		}
 	}
 	if r.bad {
 		return errGroup
@@ -108,6 +189,8 @@ type stateReader struct {
 
 func (r *stateReader) acc(c *acc, fn aggregateFn, k kind) {
 	switch fn {
+	case aggStddev, aggStddevPop, aggVariance, aggVariancePop:
+		r.moments(c, k)
 	case aggCount, aggCountIf:
 		c.n = r.count()
 		r.bad = r.bad || k != kindNull

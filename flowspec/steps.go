@@ -82,7 +82,8 @@ type keyStep struct {
 	path  *path
 	token int
 	expr  *expression
-	// change: the records have another key already, and go on to the next stage.
+	// change: the records have another key already, or are redistributed, and go on to
+	// the next stage.
 	change bool
 }
 
@@ -106,11 +107,11 @@ type toStep struct {
 	name     string
 	template *template
 	stopWhen *expression
-	// keyed is false where the records have no key.
-	keyed bool
+	// inTask is false where the records have no key, and are not redistributed.
+	inTask bool
 }
 
-var operators = []string{"filter", "map", "expand", "key", "aggregate", "dedupe", "to"}
+var operators = []string{"filter", "map", "expand", "redistribute", "key", "aggregate", "dedupe", "to"}
 
 // rawStep is a step whose fields have been told apart.
 type rawStep struct {
@@ -291,6 +292,8 @@ func (p *specParser) step(raw rawStep) step {
 		return p.mapStep(f)
 	case "expand":
 		return p.expandStep(f)
+	case "redistribute":
+		return p.redistribute(f)
 	case "key":
 		return p.keyStep(f)
 	case "aggregate":
@@ -365,9 +368,9 @@ func (p *specParser) expandStep(f field) step {
 }
 
 func (p *specParser) keyStep(f field) step {
-	st := &keyStep{change: p.scope.keyed && !p.scope.lost}
+	st := &keyStep{change: (p.scope.keyed || p.scope.spread) && !p.scope.lost}
 	defer func() {
-		p.scope.keyed = true
+		p.scope.keyed, p.scope.spread = true, false
 		if st.change {
 			p.scope.stage++
 		}
@@ -484,70 +487,6 @@ func (p *specParser) aggregateStep(raw rawStep) step {
 	return st
 }
 
-var callRE = regexp.MustCompile(`(?s)^(\s*)([A-Za-z_][A-Za-z0-9_]*)(\s*\()(.*)\)\s*$`)
-
-// aggregateMember reads NAME: FUNCTION(EXPRESSION).
-func (p *specParser) aggregateMember(f field) (aggregateMember, bool) {
-	what := "aggregate." + f.name
-	s, ok := p.expressionText(f.value, what)
-	if !ok {
-		return aggregateMember{}, false
-	}
-	parts := callRE.FindStringSubmatch(s.text)
-	if parts == nil {
-		p.errorf(s.start, "possible: "+strings.Join(aggregateNames, ", "), "%s: an aggregate is one call of a function such as sum(delay)", what)
-		return aggregateMember{}, false
-	}
-	name, arg := parts[2], parts[4]
-	fn, ok := aggregateByName(name)
-	if !ok {
-		p.errorf(s.at(len(parts[1])), didYouMean(name, aggregateNames), "%s: there is no aggregate %q", what, name)
-		return aggregateMember{}, false
-	}
-	member := aggregateMember{name: f.name, fn: fn}
-	offset := len([]rune(parts[1] + name + parts[3]))
-	if strings.TrimSpace(arg) == "" {
-		if fn != aggCount {
-			p.errorf(s.at(offset), "", "%s: %s needs an expression", what, name)
-			return member, false
-		}
-		member.fn = aggRecords
-		return member, true
-	}
-	if closesEarly(arg) {
-		p.errorf(s.start, "a map step after it can compute with the results", "%s: an aggregate is one call of a function", what)
-		return member, false
-	}
-	member.arg = p.compileExpression(s, offset, arg, what, &p.scope)
-	if e := member.arg; e != nil && fn == aggCountIf && e.result != kindNull && e.result != kindBool {
-		p.errorf(s.at(offset), "", "%s: a condition is true or false, this is a %v", what, e.result)
-	}
-	return member, member.arg != nil
-}
-
-// closesEarly tells whether the parenthesis of a call is closed before its end,
-// as in "count(a) + sum(b)".
-func closesEarly(arg string) bool {
-	depth, quote := 0, rune(0)
-	for _, c := range arg {
-		switch {
-		case quote != 0:
-			if c == quote {
-				quote = 0
-			}
-		case c == '"' || c == '\'' || c == '`':
-			quote = c
-		case c == '(':
-			depth++
-		case c == ')':
-			if depth--; depth < 0 {
-				return true
-			}
-		}
-	}
-	return false
-}
-
 func (p *specParser) dedupeStep(f field) step {
 	p.needKey(f.at, "dedupe")
 	fields, ok := p.mapping(f.value, "dedupe")
@@ -584,7 +523,7 @@ func (p *specParser) toStep(f field, stopWhen *field) step {
 	if !ok {
 		return nil
 	}
-	st := &toStep{keyed: p.scope.keyed}
+	st := &toStep{inTask: p.scope.keyed || p.scope.spread}
 	forms := map[string]field{}
 	for _, form := range fields {
 		forms[form.name] = form

@@ -9,10 +9,6 @@ import (
 	"testing"
 	"time"
 	"unicode/utf8"
-
-	"github.com/google/go-cmp/cmp"
-
-	"natsflow/flow"
 )
 
 func TestAppendFloat(t *testing.T) {
@@ -171,61 +167,4 @@ func TestOverlap(t *testing.T) {
 			t.Errorf("%s and %s: want %v", c.a, c.b, c.want)
 		}
 	}
-}
-
-// everyAggregate has each function once.
-func everyAggregate() *aggregate {
-	a := &aggregate{}
-	for fn := aggRecords; fn <= aggLast; fn++ {
-		a.members = append(a.members, aggregateMember{name: fn.String(), fn: fn})
-	}
-	a.finish()
-	return a
-}
-
-func FuzzState(f *testing.F) {
-	a := everyAggregate()
-	seed := func(values ...value) {
-		g := &group{}
-		for _, v := range values {
-			g.records++
-			if g.accs == nil {
-				g.accs = make([]acc, len(a.slots))
-			}
-			for i, m := range a.slots {
-				_ = g.accs[i].add(m.fn, v)
-			}
-		}
-		data, err := a.appendGroup(nil, g)
-		if err != nil {
-			f.Fatal(err)
-		}
-		f.Add(data)
-	}
-	seed()
-	seed(intValue(5), intValue(-7), floatValue(2.5))
-	seed(stringValue("text"), stringValue(""))
-	seed(boolValue(true), boolValue(false))
-	seed(value{kind: kindJSON, str: `{"a":[1]}`}, uintValue(math.MaxUint64))
-	f.Add([]byte{})
-	f.Fuzz(func(t *testing.T, data []byte) {
-		var g group
-		if err := a.decodeGroup(data, &g); err != nil {
-			return
-		}
-		again, err := a.appendGroup(nil, &g)
-		if err != nil {
-			t.Fatal(err)
-		}
-		var back group
-		if err := a.decodeGroup(again, &back); err != nil {
-			t.Fatalf("%x became %x: %v", data, again, err)
-		}
-		if diff := cmp.Diff(g, back, cmp.AllowUnexported(group{}, acc{}, value{})); diff != "" {
-			t.Error(diff)
-		}
-		if result := a.appendResult(nil, &flow.Meta{Key: "k"}, record{group: &g}); !json.Valid(result) {
-			t.Errorf("%s", result)
-		}
-	})
 }

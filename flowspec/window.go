@@ -189,7 +189,7 @@ func (p *specParser) late(f field, before scope) *toStep {
 	if !ok {
 		return nil
 	}
-	st := &toStep{stepHead: stepHead{kind: "to", at: f.at}, keyed: true}
+	st := &toStep{stepHead: stepHead{kind: "to", at: f.at}, inTask: true}
 	forms := map[string]field{}
 	for _, form := range fields {
 		if form.name != "stream" && form.name != "subject" {
@@ -287,8 +287,12 @@ func (a *aggregate) merge(into, from *group) error {
 			return fmt.Errorf("%s: %v: %w", m.name, m, err)
 		}
 	}
+	more, err := a.mergeExtensions(into.more, from.more)
+	if err != nil {
+		return err
+	}
 	into.records += from.records
-	into.accs = next
+	into.accs, into.more = next, more
 	return nil
 }
 
@@ -312,6 +316,8 @@ func (c *acc) merge(fn aggregateFn, later acc) error {
 		c.n += later.n
 		_, err := finite(c.float)
 		return err
+	case aggStddev, aggStddevPop, aggVariance, aggVariancePop:
+		return c.mergeMoments(later)
 	case aggFirst:
 		if c.val.isNull() {
 			c.val = later.val

@@ -61,6 +61,10 @@ type countFlow struct {
 	// decode, key and step are called with each record; they may block, fail or
 	// panic.
 	decode, key, step func(m *flow.Meta, v string) error
+	// spread redistributes the records, calls costly with each of them in its task, and
+	// counts them in the second stage.
+	spread bool
+	costly func(m *flow.Meta, v string) error
 	// late is called with each record of a later stage.
 	late func(m *flow.Meta, r counted) error
 	// version of the stored state.
@@ -93,13 +97,19 @@ func (c countFlow) build(tb testing.TB) *flow.Flow {
 		src := flow.From(b, flow.Source{Stream: source, Subjects: c.subjects, PartitionBy: c.partitionBy}, func(m *flow.Meta, data []byte) (string, error) {
 			return string(data), call(c.decode, m, string(data))
 		}, flow.ID("from-"+source))
-		keyed = append(keyed, flow.KeyBy(src, func(m *flow.Meta, v string) (string, error) {
+		by := func(m *flow.Meta, v string) (string, error) {
 			key, _, ok := strings.Cut(v, " ")
 			if !ok {
 				return "", errors.New("no key")
 			}
 			return key, call(c.key, m, v)
-		}, flow.ID("key-"+source)))
+		}
+		if c.spread {
+			src = flow.Map(flow.Redistribute(src), func(m *flow.Meta, v string) (string, error) { return v, call(c.costly, m, v) }, flow.ID("costly-"+source))
+			keyed = append(keyed, flow.Rekey(src, by, flow.TextCodec(), flow.ID("key-"+source)))
+			continue
+		}
+		keyed = append(keyed, flow.KeyBy(src, by, flow.ID("key-"+source)))
 	}
 	all := keyed[0]
 	if len(keyed) > 1 {
