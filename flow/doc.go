@@ -41,6 +41,13 @@
 // to. [Flow.StageTask] makes the tasks of a stage, and [Flow.ExchangeRouter] the router
 // that takes frames apart.
 //
+// # Buckets
+//
+// A source can be a KV bucket in place of a stream ([Source.Bucket]): its records are
+// the changes of the keys, and [DecodeKV] tells values from deletions. [Lookup] enriches
+// values by what a bucket has now; the runtime hands the tasks what it knows of the
+// buckets ([Tables]).
+//
 // # Time
 //
 // A source has a [Clock]: the timestamps of its stream, or a time in the records,

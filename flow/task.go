@@ -106,7 +106,9 @@ type Task struct {
 	// of the one that does what is due, else -1.
 	timers []timedStep
 	firing int
-	late   int
+	// lookups are what steps look keys up in, nil without any.
+	lookups Tables
+	late    int
 }
 
 // flusher emits what a step has kept back until the seal.
