@@ -1,6 +1,7 @@
 package bus
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -25,6 +26,8 @@ type BucketConfig struct {
 	MaxBytes int64
 	// Description is shown by `nats kv`.
 	Description string
+	// Kind is what it is for natsflow, kept in its metadata. Defaults to "state".
+	Kind string
 }
 
 // putWindow and putWindowBytes bound what PutMany has outstanding.
@@ -69,7 +72,7 @@ func (c *Conn) EnsureBucket(ctx context.Context, cfg BucketConfig) (*Bucket, err
 		Storage: jetstream.FileStorage, Replicas: max(cfg.Replicas, 1), Discard: jetstream.DiscardNew,
 		MaxMsgsPerSubject: 1, MaxMsgs: -1, MaxBytes: orNone(cfg.MaxBytes), MaxMsgSize: -1,
 		AllowRollup: true, DenyDelete: true, AllowDirect: false, Duplicates: time.Second,
-		Metadata: map[string]string{"natsflow": "state"},
+		Metadata: map[string]string{"natsflow": cmp.Or(cfg.Kind, "state")},
 	}
 	if cfg.MarkerTTL > 0 {
 		sc.AllowMsgTTL, sc.SubjectDeleteMarkerTTL = true, wholeSeconds(cfg.MarkerTTL)

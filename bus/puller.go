@@ -53,6 +53,7 @@ type pullConfig struct {
 	headersOnly bool
 	log         *slog.Logger
 	created     time.Time // of the stream; another one is refused unless it is zero
+	once        bool      // the run ends when the consumer is lost
 }
 
 // puller reads a stream by pull consumers that it makes anew whenever there is doubt. It speaks the protocol of ADR-13
@@ -224,7 +225,7 @@ func (p *puller) run(ctx context.Context, handle func(*Msg) error, empty func() 
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		if !errors.Is(err, errLost) && !Retryable(err) {
+		if p.cfg.once || !errors.Is(err, errLost) && !Retryable(err) {
 			return err
 		}
 		if p.last.Load() > before || time.Since(began) > pullLongSession {

@@ -23,6 +23,8 @@ type StreamInfo struct {
 	// FirstSeq and LastSeq are the sequences of the first and the last message. After a purge, FirstSeq is LastSeq+1.
 	FirstSeq, LastSeq uint64
 	Msgs, Bytes       uint64
+	// NumSubjects is how many subjects have messages.
+	NumSubjects uint64
 	// FirstTime and LastTime are the timestamps of these messages; zero if there is none.
 	FirstTime, LastTime time.Time
 	// Retention is limits, interest or workqueue.
@@ -281,7 +283,7 @@ func streamInfo(si *jetstream.StreamInfo) StreamInfo {
 	cfg := si.Config
 	info := StreamInfo{
 		Name: cfg.Name, Created: si.Created, Subjects: cfg.Subjects,
-		FirstSeq: si.State.FirstSeq, LastSeq: si.State.LastSeq, Msgs: si.State.Msgs, Bytes: si.State.Bytes,
+		FirstSeq: si.State.FirstSeq, LastSeq: si.State.LastSeq, Msgs: si.State.Msgs, Bytes: si.State.Bytes, NumSubjects: si.State.NumSubjects,
 		Retention: "limits", Mirror: cfg.Mirror != nil, AllowDirect: cfg.AllowDirect, AllowBatch: cfg.AllowBatchPublish,
 		Fence:      cfg.AllowRollup && slices.Contains(cfg.Subjects, fenceFilter(cfg.Name)),
 		Duplicates: cfg.Duplicates, MaxMsgs: cfg.MaxMsgs, MaxBytes: cfg.MaxBytes, MaxAge: cfg.MaxAge,

@@ -86,6 +86,7 @@ type Builder struct {
 	timed     bool
 	lastTimed int
 	built     bool
+	lookups   []LookupInfo
 	errs      []error
 }
 
@@ -99,6 +100,9 @@ type SourceInfo struct {
 	Subjects []string
 	// PartitionBy is that of [Source].
 	PartitionBy []int
+	// Bucket is the KV bucket that the stream holds, if the source is one; Subjects are
+	// then those of its keys.
+	Bucket string
 	// Clock is nil where the time of a record is the stream's timestamp.
 	Clock *ClockInfo
 }
@@ -261,6 +265,7 @@ func (b *Builder) Build() (*Flow, error) {
 		name: b.name, opts: b.opts, steps: slices.Clone(b.steps), sources: slices.Clone(b.sources),
 		keys: slices.Clone(b.keys), sinks: slices.Clone(b.sinks), dead: b.dead, control: b.control,
 		timed: b.timed, lastTimed: b.lastTimed, crossings: slices.Clone(b.crossings), exchange: b.exchange, stages: 1 + len(b.stages()),
+		lookups: slices.Clone(b.lookups),
 	}, nil
 }
 
@@ -281,6 +286,7 @@ type Flow struct {
 	crossings []crossing
 	exchange  int
 	stages    int
+	lookups   []LookupInfo
 }
 
 // Name returns the flow's name.
@@ -308,8 +314,8 @@ func (f *Flow) Sources() []SourceInfo {
 // number of partitions and [Options.Definition]; the sources with their streams
 // and subjects; the steps in the order of their making, each with its id, its
 // kind, the version of its state and whether it comes behind a key; and the sinks
-// with their streams or buckets and subjects; the clocks of sources and the windows of
-// steps. It is the same in every process and
+// with their streams or buckets and subjects; the clocks of sources, the windows of
+// steps and the buckets that they look keys up in. It is the same in every process and
 // every build. 16 hexadecimal digits.
 //
 // What a flow does besides is not in it: functions of Go (a key, a predicate, a
@@ -320,6 +326,9 @@ func (f *Flow) Hash() string {
 	b := fmt.Appendf(nil, "%s\n%d\n%q\n", f.name, f.opts.Partitions, f.opts.Definition)
 	for _, s := range f.Sources() {
 		b = fmt.Appendf(b, "source %q %q %q\n", s.Step, s.Stream, s.Subjects)
+		if s.Bucket != "" {
+			b = fmt.Appendf(b, "bucket %q\n", s.Bucket)
+		}
 		if len(s.PartitionBy) > 0 {
 			b = fmt.Appendf(b, "partition by %v\n", s.PartitionBy)
 		}
@@ -335,6 +344,9 @@ func (f *Flow) Hash() string {
 		if s.Stage > 0 {
 			b = fmt.Appendf(b, "stage %d\n", s.Stage)
 		}
+	}
+	for _, l := range f.lookups {
+		b = fmt.Appendf(b, "lookup %q %q\n", l.Step, l.Bucket)
 	}
 	for _, s := range f.sinks {
 		if s.Step != "" {

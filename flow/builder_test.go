@@ -70,7 +70,7 @@ func TestBuilder_Errors(t *testing.T) {
 		"source twice": {func(b *flow.Builder, _ flow.Stream[string]) {
 			flow.From(b, flow.Source{Stream: "IN"}, flow.DecodeText())
 		}, `source "IN" is read twice`},
-		"source without stream": {func(b *flow.Builder, _ flow.Stream[string]) { flow.From(b, flow.Source{}, flow.DecodeText()) }, "no stream is named"},
+		"source without stream": {func(b *flow.Builder, _ flow.Stream[string]) { flow.From(b, flow.Source{}, flow.DecodeText()) }, "neither a stream nor a bucket is named"},
 	} {
 		t.Run(name, test.check)
 	}

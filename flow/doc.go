@@ -42,6 +42,13 @@
 // that takes frames apart. [Redistribute] lets costly steps before a key run in the tasks
 // instead of in every router; the key behind it is one of a Rekey.
 //
+// # Buckets
+//
+// A source can be a KV bucket in place of a stream ([Source.Bucket]): its records are
+// the changes of the keys, and [DecodeKV] tells values from deletions. [Lookup] enriches
+// values by what a bucket has now; the runtime hands the tasks what it knows of the
+// buckets ([Tables]).
+//
 // # Time
 //
 // A source has a [Clock]: the timestamps of its stream, or a time in the records,

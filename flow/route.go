@@ -7,12 +7,23 @@ import (
 	"time"
 )
 
-// Source names a JetStream stream to read.
+// Source names a JetStream stream, or a KV bucket, to read.
 type Source struct {
 	// Stream is its name.
 	Stream string
 	// Subjects filters it; empty takes all of it.
 	Subjects []string
+	// Bucket, in place of Stream, names a KV bucket whose changes are read: each value
+	// that a key gets, and each deletion, which has no payload (see [DecodeKV]). The
+	// stream of the source is then that of the bucket, [BucketStream].
+	//
+	// A bucket drops values that were replaced. So a flow that was away, or that replays
+	// what it had not committed, sees the last value of a key and not each one before it;
+	// that is no gap. A deletion is seen for as long as the bucket keeps its marker.
+	Bucket string
+	// Keys filters the bucket, with wildcards such as "eu.*" or "eu.>"; empty takes all
+	// keys.
+	Keys []string
 	// PartitionBy names tokens of the subject by their positions, from 1, for a flow
 	// with many workers and much to read. The server then sorts the records by
 	// partition, in a mirror of the stream that natsflow makes and keeps, and each
@@ -63,6 +74,11 @@ func (s *source[T]) bind(in *instance) func(m *Meta, data []byte) {
 // timed takes the time that a record brings into account before the record goes on.
 func (s *source[T]) timed(in *instance, next emit[T]) emit[T] {
 	return func(m *Meta, v T) {
+		if s.deletion(m) {
+			in.router.unmoved(m)
+			next(m, v)
+			return
+		}
 		at, err := s.at(m, v)
 		if err != nil {
 			in.fail(s.step, m, fmt.Errorf("%w: %w", errTime, err))
@@ -76,22 +92,20 @@ func (s *source[T]) timed(in *instance, next emit[T]) emit[T] {
 	}
 }
 
-// From reads a stream. Each stream can be read once; several steps may follow.
+// From reads a stream or a bucket. Each can be read once; several steps may follow.
 func From[T any](b *Builder, src Source, decode Decoder[T], opts ...StepOption) Stream[T] {
+	src = b.resolve(src)
 	out := Stream[T]{b: b, hub: &hub[T]{b: b}, source: len(b.sources) + 1}
 	for _, s := range b.sources {
 		if s.info().Stream == src.Stream {
 			b.errorf("source %q is read twice: read it once and let several steps follow", src.Stream)
 		}
 	}
-	if src.Stream == "" {
-		b.errorf("source: no stream is named")
-	}
 	step := out.step("source", opts)
 	b.need(step, "decoder", decode != nil)
 	inf := SourceInfo{
 		Step: b.steps[step].ID, Stream: src.Stream,
-		Subjects: slices.Clone(src.Subjects), PartitionBy: slices.Clone(src.PartitionBy),
+		Subjects: src.Subjects, PartitionBy: slices.Clone(src.PartitionBy), Bucket: src.Bucket,
 	}
 	if _, err := inf.Transforms(b.opts.Partitions); err != nil {
 		b.errorf("source %q: %w", src.Stream, err)

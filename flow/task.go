@@ -116,6 +116,8 @@ type Task struct {
 	firing   int
 	late     int
 	sweepers []sweeper
+	// lookups are what steps look keys up in, nil without any.
+	lookups Tables
 }
 
 // flusher emits what a step has kept back until the seal.

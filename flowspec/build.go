@@ -17,7 +17,7 @@ func (s *Spec) Build() (*flow.Flow, error) {
 	})
 	streams := map[string]flow.Stream[record]{}
 	for _, src := range s.Sources {
-		streams[src.Name] = flow.From(b, flow.Source{Stream: src.Stream, Subjects: src.Subjects, PartitionBy: src.PartitionBy, Time: src.clock()}, src.decoder(), flow.ID(s.sourceStep(src)))
+		streams[src.Name] = flow.From(b, src.of(), src.decoder(), flow.ID(s.sourceStep(src)))
 	}
 	for _, l := range s.lists {
 		streams[l.name] = l.build(streams)
@@ -38,8 +38,23 @@ func (s *Spec) sourceStep(src Source) string {
 	return sourceID + "." + src.Name
 }
 
+// of is the source as package flow has it.
+func (s Source) of() flow.Source {
+	if s.Bucket != "" {
+		return flow.Source{Bucket: s.Bucket, Keys: s.Keys, Time: s.clock()}
+	}
+	return flow.Source{Stream: s.Stream, Subjects: s.Subjects, PartitionBy: s.PartitionBy, Time: s.clock()}
+}
+
 func (s Source) decoder() flow.Decoder[record] {
-	switch s.Format {
+	if s.Bucket != "" {
+		return deletable(s.Format.decoder())
+	}
+	return s.Format.decoder()
+}
+
+func (f Format) decoder() flow.Decoder[record] {
+	switch f {
 	case Text:
 		return decodeText
 	case Bytes:

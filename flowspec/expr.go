@@ -90,10 +90,13 @@ type scope struct {
 // any, comes with a hint.
 func (sc *scope) lookup(names []string) (p *path, mistake, hint string) {
 	p = newPath(names)
+	if slices.Contains(bucketNames, p.special) && !sc.ofBucket() {
+		p.special = ""
+	}
 	switch {
 	case p.special == nameKey && !sc.keyed:
 		return nil, "there is no _key before a key step", ""
-	case sc.windowed && slices.Contains([]string{nameSubject, nameSeq, nameStream, nameTime}, p.special):
+	case sc.windowed && slices.Contains([]string{nameSubject, nameSeq, nameStream, nameTime, nameBucketKey, nameDeleted}, p.special):
 		return nil, fmt.Sprintf("the result of a window has no %s: it comes of no single record", p.special), "window.start and window.end are its times"
 	case p.special == nameValue && sc.format == Bytes:
 		return nil, "format bytes has no _value: expressions do not look into the payload", "use format: text or json"

@@ -37,7 +37,9 @@ type player struct {
 	crossed uint64
 	// seqs are the last sequences of the sources.
 	seqs []uint64
-	out  []string
+	// tables are the buckets of lookups, by "bucket key".
+	tables tableMap
+	out    []string
 }
 
 func newPlayer(tb testing.TB, yaml string) *player {
@@ -55,22 +57,45 @@ func playerOf(tb testing.TB, s *Spec) *player {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	p := &player{tb: tb, flow: f, seqs: make([]uint64, len(f.Sources()))}
+	p := &player{tb: tb, flow: f, seqs: make([]uint64, len(f.Sources())), tables: tableMap{}}
 	for i := range f.Sources() {
 		p.routers = append(p.routers, f.Router(i))
 	}
 	for i := range f.Options().Partitions {
 		p.tasks = append(p.tasks, f.Task(i))
+		p.tasks[i].UseTables(p.tables)
 	}
 	for stage := 1; stage < f.Stages(); stage++ {
 		p.crosses = append(p.crosses, f.ExchangeRouter(stage))
 		var tasks []*flow.Task
 		for i := range f.Options().Partitions {
 			tasks = append(tasks, f.StageTask(stage, i))
+			tasks[i].UseTables(p.tables)
 		}
 		p.later = append(p.later, tasks)
 	}
 	return p
+}
+
+// tableMap has the values of buckets by "bucket key".
+type tableMap map[string]string
+
+func (m tableMap) Get(bucket, key string) ([]byte, bool) {
+	value, ok := m[bucket+" "+key]
+	return []byte(value), ok
+}
+
+func (m tableMap) change(tb testing.TB, line string) {
+	tb.Helper()
+	words := strings.SplitN(line, " ", 4)
+	switch {
+	case len(words) == 4 && words[0] == "put":
+		m[words[1]+" "+words[2]] = words[3]
+	case len(words) == 3 && words[0] == "del":
+		delete(m, words[1]+" "+words[2])
+	default:
+		tb.Fatalf("kv %s: put B K V or del B K is wanted", line)
+	}
 }
 
 // play plays a record of the first source.
@@ -234,7 +259,8 @@ func (a *archive) String() string {
 
 // TestOperators plays the files in testdata/operators: a flow, records and what
 // comes out. A line of the records is "subject payload", or "STREAM: subject
-// payload" where the flow reads several; "+ 1h" lets time pass, "commit" seals.
+// payload" where the flow reads several; "+ 1h" lets time pass, "commit" seals,
+// "kv put B K V" and "kv del B K" change a bucket that the flow looks keys up in.
 func TestOperators(t *testing.T) {
 	files, err := filepath.Glob("testdata/operators/*.txtar")
 	if err != nil || len(files) < len(operators) {
@@ -291,6 +317,8 @@ func playText(t *testing.T, yaml, in string) string {
 		case "", "#":
 		case "commit":
 			p.seal()
+		case "kv":
+			p.tables.change(t, rest)
 		case "+":
 			d, err := parseDuration(rest)
 			if err != nil {

@@ -3,6 +3,7 @@ package flowspec
 import (
 	"encoding/base64"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -21,9 +22,15 @@ const (
 	nameSeq     = "_seq"
 	nameStream  = "_stream"
 	nameValue   = "_value"
+	// Of the records of a bucket only: elsewhere these are names of members.
+	nameBucketKey = "_kv_key"
+	nameDeleted   = "_deleted"
 )
 
-var recordNames = []string{nameKey, nameSubject, nameTime, nameSeq, nameStream, nameValue}
+var (
+	recordNames = []string{nameKey, nameSubject, nameTime, nameSeq, nameStream, nameValue}
+	bucketNames = []string{nameBucketKey, nameDeleted}
+)
 
 // timeLayout prints _time: always nine digits of a second, so that the texts
 // sort as the times do.
@@ -70,10 +77,8 @@ func newPath(names []string) *path {
 	for _, n := range names {
 		p.escaped = append(p.escaped, gjson.Escape(n))
 	}
-	for _, n := range recordNames {
-		if names[0] == n {
-			p.special = n
-		}
+	if slices.Contains(recordNames, names[0]) || slices.Contains(bucketNames, names[0]) {
+		p.special = names[0]
 	}
 	return p
 }
@@ -112,6 +117,16 @@ func (p *path) first(m *flow.Meta, r record) (value, error) {
 		return uintValue(m.Seq), nil
 	case nameStream:
 		return stringValue(m.Stream), nil
+	case nameBucketKey:
+		if key := m.BucketKey(); key != "" {
+			return stringValue(key), nil
+		}
+		return value{}, nil
+	case nameDeleted:
+		return boolValue(r.deletion(m)), nil
+	}
+	if p.plain && r.deletion(m) {
+		return value{}, nil
 	}
 	if p.plain {
 		return stringValue(text(r.data)), nil

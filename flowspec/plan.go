@@ -20,18 +20,23 @@ type Plan struct {
 	CommitInterval string `json:"commit_interval"`
 
 	Sources []PlanSource `json:"sources"`
+	Tables  []PlanTable  `json:"tables,omitempty"`
 	Stages  []PlanStage  `json:"stages"`
 	Sinks   []PlanSink   `json:"sinks"`
 }
 
-// PlanSource is a stream that the flow reads.
+// PlanSource is a stream, or a bucket, that the flow reads.
 type PlanSource struct {
 	// Name by which lists of steps read it; empty where none does.
 	Name   string `json:"name,omitempty"`
 	Stream string `json:"stream"`
 	// Subjects is empty where all of the stream is read.
 	Subjects []string `json:"subjects,omitempty"`
-	Format   Format   `json:"format"`
+	// Bucket is the KV bucket that the stream holds, Keys its filter; empty for a
+	// stream, and where all keys are read.
+	Bucket string   `json:"kv,omitempty"`
+	Keys   []string `json:"keys,omitempty"`
+	Format Format   `json:"format"`
 	// PartitionBy are the tokens of the subject by which the server sorts the
 	// records, in a mirror of the stream; empty where it does not.
 	PartitionBy []int `json:"partition_by,omitempty"`
@@ -109,7 +114,7 @@ func (s *Spec) Plan() Plan {
 	}
 	var streams []string
 	for _, src := range s.Sources {
-		planned := PlanSource{Name: src.Name, Stream: src.Stream, Subjects: src.Subjects, Format: src.Format, PartitionBy: src.PartitionBy}
+		planned := PlanSource{Name: src.Name, Stream: src.Stream, Subjects: src.Subjects, Bucket: src.Bucket, Keys: src.Keys, Format: src.Format, PartitionBy: src.PartitionBy}
 		if src.Time != nil {
 			planned.Time = src.Time.String()
 		}
@@ -183,6 +188,9 @@ func (p *planner) list(l *stepList, readers []string) {
 		at.Steps = append(at.Steps, l.planStep(st, strings.Join(key, "; ")))
 		if to := sinkOf(st); to != nil {
 			p.addSink(to)
+		}
+		if look, ok := st.(*lookupStep); ok {
+			p.addTable(look)
 		}
 		end := i == len(l.steps)-1
 		if l.name != "" && (end || change) {
@@ -267,11 +275,7 @@ func (p Plan) String() string {
 	b.WriteString("\nsources\n")
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	for _, s := range p.Sources {
-		subjects := "all subjects"
-		if len(s.Subjects) > 0 {
-			subjects = strings.Join(s.Subjects, ", ")
-		}
-		line := []string{s.Stream, subjects, string(s.Format)}
+		line := []string{s.Stream, s.filters(), string(s.Format)}
 		if s.Name != "" {
 			line = append([]string{s.Name}, line...)
 		}
@@ -284,6 +288,7 @@ func (p Plan) String() string {
 		_, _ = fmt.Fprintf(w, "  %s\n", strings.Join(line, "\t"))
 	}
 	_ = w.Flush() // into a strings.Builder, which cannot fail
+	p.printTables(&b, w)
 	for _, s := range p.Stages {
 		fmt.Fprintf(&b, "\nstage %d, reads %s\n", s.Stage, s.Reads)
 		for _, step := range s.Steps {

@@ -80,7 +80,7 @@ func (p *specParser) placeName(f field, what string) {
 	}
 }
 
-var sourceFields = []string{"stream", "subjects", "format", "partition_by", "time"}
+var sourceFields = []string{"stream", "subjects", "kv", "keys", "format", "partition_by", "time"}
 
 // parseSource reads one source. What is wrong with it is reported.
 func (p *specParser) parseSource(f field, what string) Source {
@@ -89,16 +89,17 @@ func (p *specParser) parseSource(f field, what string) Source {
 	if !ok {
 		return src
 	}
-	stream := false
 	var by, clock *field
+	forms := map[string]field{}
 	for _, f := range fields {
+		forms[f.name] = f
 		switch f.name {
 		case "partition_by":
 			by = &f
 		case "time":
 			clock = &f
+		case "kv", "keys":
 		case "stream":
-			stream = true
 			src.Stream = p.streamName(f.value, what+".stream")
 		case "subjects":
 			src.Subjects = p.subjects(f.value, what+".subjects")
@@ -108,9 +109,7 @@ func (p *specParser) parseSource(f field, what string) Source {
 			p.unknown(f, what, sourceFields...)
 		}
 	}
-	if !stream {
-		p.errorf(f.at, "", "%s: the field \"stream\" is missing", what)
-	}
+	p.streamOrBucket(f, &src, what, forms)
 	if clock != nil {
 		p.sourceTime(*clock, &src, what+".time")
 	}

@@ -56,15 +56,19 @@ type Spec struct {
 	lists []*stepList
 }
 
-// Source is a stream that a flow reads.
+// Source is a stream, or a KV bucket, that a flow reads.
 type Source struct {
 	// Name by which lists of steps read it; empty for the source of a flow that
 	// has one without a name.
 	Name string
-	// Stream is the name of the stream.
+	// Stream is the name of the stream; that of the bucket, KV_<bucket>, if it is one.
 	Stream string
-	// Subjects filters it; empty takes all of it.
+	// Subjects filters it; empty takes all of it. Those of a bucket are made of its
+	// keys.
 	Subjects []string
+	// Bucket is the name of the bucket, empty for a stream, and Keys filters it.
+	Bucket string
+	Keys   []string
 	// Format of the payloads; JSON if the file does not say.
 	Format Format
 	// PartitionBy are the tokens of the subject by which the server sorts the
@@ -290,6 +294,10 @@ func (p *specParser) dev(f field) {
 func (p *specParser) feed(stream field) {
 	what := "dev.feed." + stream.name
 	src := p.feedSource(stream, what)
+	if src.Bucket != "" {
+		p.errorf(stream.at, fmt.Sprintf("put values into it, such as by nats kv put %s KEY VALUE", src.Bucket), "%s: that is the bucket %s, which has no feed", what, src.Bucket)
+		return
+	}
 	fields, ok := p.mapping(stream.value, what)
 	if !ok {
 		return

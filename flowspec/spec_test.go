@@ -130,6 +130,7 @@ func TestSpec_Hash(t *testing.T) {
 func TestSpec_Plan(t *testing.T) {
 	for name, path := range map[string]string{
 		"flights": "../examples/flights", "earthquakes": "../examples/earthquakes", "travel": "testdata/travel.yaml", "daily": "../examples/flights/daily.yaml", "stages": "testdata/stages.yaml", "redistribute": "testdata/redistribute.yaml",
+		"tables": "testdata/tables.yaml",
 	} {
 		s, err := Load(path)
 		if err != nil {
@@ -347,7 +348,7 @@ func wholeFlow(piece string) string {
 	}
 	if strings.HasPrefix(piece, "- ") {
 		whole += "steps:\n"
-		stateful := strings.Contains(piece, "- aggregate:") || strings.Contains(piece, "- dedupe:") || strings.Contains(piece, "{key}")
+		stateful := strings.Contains(piece, "- aggregate:") || strings.Contains(piece, "- dedupe:") || strings.Contains(piece, "- lookup:") || strings.Contains(piece, "{key}")
 		if stateful && !strings.Contains(piece, "- key:") {
 			whole += "- key: k\n"
 		}

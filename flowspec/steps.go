@@ -111,7 +111,7 @@ type toStep struct {
 	inTask bool
 }
 
-var operators = []string{"filter", "map", "expand", "redistribute", "key", "aggregate", "dedupe", "to"}
+var operators = []string{"filter", "map", "expand", "redistribute", "key", "lookup", "aggregate", "dedupe", "to"}
 
 // rawStep is a step whose fields have been told apart.
 type rawStep struct {
@@ -296,6 +296,8 @@ func (p *specParser) step(raw rawStep) step {
 		return p.redistribute(f)
 	case "key":
 		return p.keyStep(f)
+	case "lookup":
+		return p.lookupStep(f)
 	case "aggregate":
 		return p.aggregateStep(raw)
 	case "dedupe":
@@ -578,15 +580,9 @@ func readsBack(src Source, wildcard string) bool {
 	return len(src.Subjects) == 0 || slices.ContainsFunc(src.Subjects, func(s string) bool { return overlap(s, wildcard) })
 }
 
-var bucketRE = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
-
 func (p *specParser) toBucket(f field, st *toStep, bucket field, forms map[string]field) {
 	st.sink = flow.SinkBucket
-	s, ok := p.text(bucket.value, "to.kv")
-	if ok && !bucketRE.MatchString(s.text) {
-		p.errorf(s.start, "", "to.kv: %q cannot be the name of a bucket: letters, digits, - and _", s.text)
-	}
-	st.name = s.text
+	st.name = p.bucketName(bucket.value, "to.kv")
 	if subject, ok := forms["subject"]; ok {
 		p.errorf(subject.at, "a bucket has a key", "to: subject belongs to stream")
 	}
@@ -597,5 +593,6 @@ func (p *specParser) toBucket(f field, st *toStep, bucket field, forms map[strin
 	}
 	if s, ok := p.text(key.value, "to.key"); ok {
 		st.template = p.template(s, "to.key", bucketTemplate, &p.scope)
+		p.checkBucketLoop(st, s)
 	}
 }

@@ -270,6 +270,16 @@ func (d *document) expressionText(n ast.Node, what string) (scalar, bool) {
 	return d.text(n, what)
 }
 
+// boolean reads true or false.
+func (d *document) boolean(n ast.Node, what string) bool {
+	b, ok := n.(*ast.BoolNode)
+	if !ok {
+		d.errorf(d.at(n), "", "%s is true or false, this is %s", what, describe(n))
+		return false
+	}
+	return b.Value
+}
+
 // integer reads a number without a fraction.
 func (d *document) integer(n ast.Node, what string) (int, bool) {
 	i, ok := n.(*ast.IntegerNode)

@@ -456,7 +456,7 @@ func (c *conductor) adopt(o opened) error {
 	if c.drain.epoch == 0 {
 		c.w.status.phase("running")
 	}
-	c.s.log.Info("running", "tasks", len(c.held), "epoch", c.s.epoch.Load(), "positions", control.FormatCut(c.s.positions()), "sinks", c.s.sinkNames())
+	c.s.log.Info("running", c.s.about(len(c.held))...)
 	// A drain that the former owner of a task knew of must be known before a record
 	// is read for it: a cut may count on it.
 	rec, err := c.s.ctl.Record(c.s.ctx)

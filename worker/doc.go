@@ -21,6 +21,9 @@
 // tasks of the next one are results like any other, for a stream of the flow's own, and
 // that stream is what the readers of the next stage read.
 //
+// A flow may look keys up in KV buckets. Each worker has a copy of them in memory,
+// loaded before the first record and followed for as long as it has tasks.
+//
 // # Who is authoritative
 //
 //   - The task logs are: state, positions and results of a task change together
@@ -54,7 +57,7 @@
 // the session; the worker joins again. A full bucket makes commits wait, with a
 // line in the log every now and then; so does a sink that refuses what was
 // committed for it, for its subject or its size, and says what to do. A source that
-// drops messages before they are read ends the session with [ErrGap]. A record that
-// fails is a dead letter, or, with on_error stop, ends the session before that
-// record.
+// drops messages before they are read ends the session with [ErrGap], unless it is a
+// bucket, which drops what was replaced. A record that fails is a dead letter, or,
+// with on_error stop, ends the session before that record.
 package worker

@@ -26,12 +26,19 @@ type input struct {
 	name string
 	// subjects filter a source.
 	subjects []string
+	// bucket: it is a KV bucket, which drops values that were replaced.
+	bucket bool
 }
+
+// lossy reports that where the stream begins, and what is missing in it, says nothing
+// about gaps: a bucket drops what was replaced, and the exchange is trimmed and has
+// holes where fences were.
+func (in *input) lossy() bool { return in.bucket || in.stage > 0 }
 
 func inputsOf(f *flow.Flow, sources []flow.SourceInfo) []input {
 	var inputs []input
 	for _, src := range sources {
-		inputs = append(inputs, input{stream: src.Stream, name: src.Stream, subjects: src.Subjects})
+		inputs = append(inputs, input{stream: src.Stream, name: src.Stream, subjects: src.Subjects, bucket: src.Bucket != ""})
 	}
 	for stage := 1; stage < f.Stages(); stage++ {
 		stream := flow.ExchangeStream(f.Name())

@@ -39,7 +39,8 @@ const gapCost = 20
 //
 // A stream that keeps a number of messages for each subject and has no other limit
 // drops a message only because there is a newer one of its subject. That is what
-// such a stream is for, and never a gap.
+// such a stream is for, and never a gap. Nor is it one if a bucket, as a source,
+// drops values by its other limits.
 type gaps struct {
 	stream string
 	// whole: the reader takes all messages. compacts: see above.

@@ -120,6 +120,9 @@ func (s *session) watchLimits(ctx context.Context) {
 // checkLimits looks at one source.
 func (s *session) checkLimits(ctx context.Context, source int) {
 	src := s.sources[source]
+	if src.Bucket != "" {
+		return // what a bucket drops is replaced or too old, and not missed
+	}
 	committed, ok := s.committed(source)
 	if !ok {
 		// It has no tasks now; who has them looks.

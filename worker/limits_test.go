@@ -101,8 +101,8 @@ func TestHeadroomOf(t *testing.T) {
 	}
 }
 
-// gauge reads a gauge of a source. ok is false if there is none.
-func gauge(tb testing.TB, reg *prometheus.Registry, name, source string) (v float64, ok bool) {
+// gauge reads a gauge of a source or a bucket. ok is false if there is none.
+func gauge(tb testing.TB, reg *prometheus.Registry, name, of string) (v float64, ok bool) {
 	tb.Helper()
 	families, err := reg.Gather()
 	if err != nil {
@@ -114,7 +114,7 @@ func gauge(tb testing.TB, reg *prometheus.Registry, name, source string) (v floa
 		}
 		for _, m := range f.GetMetric() {
 			for _, l := range m.GetLabel() {
-				if l.GetName() == "source" && l.GetValue() == source {
+				if (l.GetName() == "source" || l.GetName() == "bucket") && l.GetValue() == of {
 					return m.GetGauge().GetValue(), true
 				}
 			}

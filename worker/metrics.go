@@ -2,18 +2,22 @@ package worker
 
 import (
 	"errors"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"natsflow/bus"
 	"natsflow/flow"
 	"natsflow/kvsnap"
 )
 
-// Metrics are the counters of a worker. Their labels are the flow's name, and the source where there is one for each.
+// Metrics are the counters of a worker. Their labels are the flow's name, and the source, or the bucket that the flow
+// looks keys up in, where there is one for each.
 type Metrics struct {
 	commits, records, results, dead, late, publishes prometheus.Counter
 	stateBytes                                       prometheus.Counter
 	position, headroom                               *prometheus.GaugeVec
+	tableKeys, tableBytes, tableBehind               *prometheus.GaugeVec
 	written                                          *prometheus.CounterVec
 }
 
@@ -35,8 +39,8 @@ func NewMetrics(r prometheus.Registerer, flowName string) (*Metrics, error) {
 		}
 		return c
 	}
-	gauges := func(name, help string) *prometheus.GaugeVec {
-		v := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help, ConstLabels: labels}, []string{"source"})
+	gauges := func(label, name, help string) *prometheus.GaugeVec {
+		v := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help, ConstLabels: labels}, []string{label})
 		if err := r.Register(v); err != nil {
 			var again prometheus.AlreadyRegisteredError
 			if errors.As(err, &again) {
@@ -56,9 +60,12 @@ func NewMetrics(r prometheus.Registerer, flowName string) (*Metrics, error) {
 		late:       counter("natsflow_late_records_total", "Records applied by committed entries that came after their window was closed."),
 		publishes:  counter("natsflow_published_total", "Messages published to sinks and acknowledged."),
 		stateBytes: counter("natsflow_state_delta_bytes_total", "Bytes of changed state in committed entries, before compression."),
-		position:   gauges("natsflow_source_position_sequence", "Sequence up to which a source is processed, committed and published."),
-		headroom: gauges("natsflow_source_limit_headroom_ratio",
+		position:   gauges("source", "natsflow_source_position_sequence", "Sequence up to which a source is processed, committed and published."),
+		headroom: gauges("source", "natsflow_source_limit_headroom_ratio",
 			"How far a source is from dropping messages that this worker has not processed: 1 is all of the nearest limit left, or no limit, 0 at the limit."),
+		tableKeys:   gauges("bucket", "natsflow_table_keys", "Keys of a bucket that the flow looks keys up in."),
+		tableBytes:  gauges("bucket", "natsflow_table_bytes", "Bytes of keys and values of a bucket that the flow looks keys up in, in the memory of this worker."),
+		tableBehind: gauges("bucket", "natsflow_table_behind_seconds", "How long this worker has not followed the changes of a bucket that the flow looks keys up in; 0 while it does."),
 	}
 	m.written = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "natsflow_snapshot_written_bytes_total", Help: "Bytes written to the snapshot bucket, as stored.", ConstLabels: labels,
@@ -92,6 +99,19 @@ func (m *Metrics) wrote(was, now kvsnap.LogStats) {
 	// Bodies that were too large for their entries are chunks.
 	if headers := float64(now.EntryBytes-was.EntryBytes) - float64(bodies(now)-bodies(was)); headers > 0 {
 		m.written.WithLabelValues("header").Add(headers)
+	}
+}
+
+// table notes how a bucket is that the flow looks keys up in.
+func (m *Metrics) table(bucket string, is bus.CopyState, behind time.Duration) {
+	m.tableKeys.WithLabelValues(bucket).Set(float64(is.Keys))
+	m.tableBytes.WithLabelValues(bucket).Set(float64(is.Bytes))
+	m.tableBehind.WithLabelValues(bucket).Set(behind.Seconds())
+}
+
+func (m *Metrics) forgetTable(bucket string) {
+	for _, v := range []*prometheus.GaugeVec{m.tableKeys, m.tableBytes, m.tableBehind} {
+		v.DeleteLabelValues(bucket)
 	}
 }
 

@@ -153,10 +153,8 @@ func (r *reader) seek(ctx context.Context, through uint64) error {
 	if was := r.s.known[r.stream].Created; r.stage == 0 && !was.IsZero() && !info.Created.Equal(was) {
 		return fmt.Errorf("%w: stream %s was created anew since the flow began to read it, so that its sequences mean other messages: start the worker again, it says what to do", ErrSource, r.stream)
 	}
-	// Where the exchange begins says nothing: it is trimmed, and has holes where fences
-	// were.
-	from, gap, err := checkSource(info, through, r.s.cfg.AcceptGap || r.stage > 0)
-	if r.stage > 0 {
+	from, gap, err := checkSource(info, through, r.s.cfg.AcceptGap || r.lossy())
+	if r.lossy() {
 		gap = 0
 	}
 	if errors.Is(err, ErrGap) || gap > 0 {
@@ -196,6 +194,7 @@ func (r *reader) seek(ctx context.Context, through uint64) error {
 	if r.mirror != nil {
 		r.gaps.whole = false
 	}
+	r.gaps.compacts = r.gaps.compacts || r.bucket
 	r.created, r.stale = info.Created, false
 	return nil
 }

@@ -231,7 +231,8 @@ func pause(ctx context.Context, d time.Duration) error {
 // sources. A source that is read through a stream of the flow's own is there under
 // the name of that one; if it is still to be made, without a time of creation. Errors:
 // [ErrSource], for a source that is not there or cannot be one; the definition is then
-// complete except for the time of creation of that stream and of those behind it.
+// complete except for the time of creation of that stream and of those behind it. The
+// same error says that a bucket is not there in which the flow looks keys up.
 func Definition(ctx context.Context, conn *bus.Conn, f *flow.Flow) (control.Definition, error) {
 	def := control.Definition{Partitions: f.Options().Partitions, Stages: f.Stages(), Hash: f.Hash(), Sources: map[string]control.SourceRecord{}}
 	for _, s := range f.Steps() {
@@ -244,6 +245,11 @@ func Definition(ctx context.Context, conn *bus.Conn, f *flow.Flow) (control.Defi
 	}
 	for _, src := range f.Sources() {
 		info, err := conn.Stream(ctx, src.Stream)
+		if src.Bucket != "" && (errors.Is(err, bus.ErrNotFound) || err == nil) {
+			if err := checkBucket(src, info, err); err != nil {
+				return def, err
+			}
+		}
 		if errors.Is(err, bus.ErrNotFound) {
 			return def, fmt.Errorf("%w: there is no stream %s; create it first, for example: nats stream add %s --subjects '%s.>' --defaults",
 				ErrSource, src.Stream, src.Stream, src.Stream)
@@ -267,7 +273,21 @@ func Definition(ctx context.Context, conn *bus.Conn, f *flow.Flow) (control.Defi
 		delete(def.Sources, src.Stream)
 		def.Sources[name] = rec
 	}
-	return def, nil
+	return def, checkTables(ctx, conn, f)
+}
+
+// checkBucket refuses a bucket that is not there or cannot be a source. missing is the
+// error of a look at its stream, nil if it is there.
+func checkBucket(src flow.SourceInfo, info bus.StreamInfo, missing error) error {
+	switch {
+	case missing != nil:
+		return fmt.Errorf("%w: there is no bucket %s; create it first, for example: nats kv add %s", ErrSource, src.Bucket, src.Bucket)
+	case info.Mirror:
+		return fmt.Errorf("%w: bucket %s is a mirror of another one and has the subjects of that: read that one, or the stream %s with these subjects", ErrSource, src.Bucket, src.Stream)
+	case info.Retention != "limits":
+		return fmt.Errorf("%w: stream %s of bucket %s has %s retention, which deletes values that a consumer has had: a bucket has limits retention", ErrSource, src.Stream, src.Bucket, info.Retention)
+	}
+	return nil
 }
 
 // join makes the worker a member, waits until it has tasks and works. It

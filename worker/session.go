@@ -96,6 +96,8 @@ type session struct {
 	// stands for it.
 	mirrors []*mirror
 	intakes []*intake
+	// tables are what the flow looks keys up in, nil if it does not.
+	tables *tables
 	// taskNames are all tasks of the flow. trimmer: this worker trims the intakes.
 	taskNames []string
 	trimmer   atomic.Bool
@@ -226,6 +228,9 @@ func (s *session) open(rec control.Record, trusted func() bool) (err error) {
 	if err := s.openMirrors(s.ctx); err != nil {
 		return err
 	}
+	if err := s.openTables(s.ctx); err != nil {
+		return err
+	}
 	s.makeLanes()
 	return nil
 }
@@ -330,6 +335,9 @@ func (s *session) claim(ctx context.Context, id kvsnap.TaskID) (*task, kvsnap.Re
 		t.flow.LimitResults(i, max(to.room(s.flow, id), 1))
 	}
 	t.flow.LeaveOut(s.leftOver...)
+	if s.tables != nil {
+		t.flow.UseTables(s.tables)
+	}
 	if s.cfg.AcceptGap {
 		t.flow.AcceptLostFrames()
 	}
@@ -582,6 +590,15 @@ func (s *session) positions() map[string]uint64 {
 		at[r.name], _ = r.position()
 	}
 	return at
+}
+
+// about is what is logged of a session that runs.
+func (s *session) about(tasks int) []any {
+	about := []any{"tasks", tasks, "epoch", s.epoch.Load(), "positions", control.FormatCut(s.positions()), "sinks", s.sinkNames()}
+	if s.tables != nil {
+		about = append(about, "tables", s.tables.text())
+	}
+	return about
 }
 
 func (s *session) sinkNames() string {

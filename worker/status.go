@@ -48,6 +48,8 @@ type Status struct {
 	// Warnings are what needs somebody soon: sources that are about to drop
 	// messages which are not processed.
 	Warnings []string `json:"warnings,omitempty"`
+	// Tables are the buckets that the flow looks keys up in.
+	Tables map[string]TableStatus `json:"tables,omitempty"`
 	// Since is when the session began.
 	Since time.Time `json:"since,omitzero"`
 }
@@ -66,7 +68,7 @@ type SourceStatus struct {
 
 // status returns what the session says of itself.
 func (s *session) status() Status {
-	st := Status{Tasks: int(s.owned.Load()), Done: int(s.done.Load()), Sources: map[string]SourceStatus{}, Since: s.began, Trouble: s.troubled(), Warnings: s.warned()}
+	st := Status{Tasks: int(s.owned.Load()), Done: int(s.done.Load()), Sources: map[string]SourceStatus{}, Since: s.began, Trouble: s.troubled(), Warnings: s.warned(), Tables: s.tables.status()}
 	for i, r := range s.readers {
 		read, count := r.position()
 		committed, ok := s.committed(i)

@@ -218,6 +218,12 @@ func (d *devRun) openSources(ctx context.Context) error {
 		if _, fed := d.spec.Dev.Feed[src.Stream]; fed || len(src.Subjects) == 0 {
 			continue
 		}
+		if src.Bucket != "" {
+			if err := d.openBucket(ctx, src.Bucket, "feed"); err != nil {
+				return err
+			}
+			continue
+		}
 		if _, err := ensureStream(ctx, d.conn, src.Stream, src.Subjects); err != nil {
 			return err
 		}
@@ -227,6 +233,39 @@ func (d *devRun) openSources(ctx context.Context) error {
 		}
 		d.c.notef("feed    %s; publish to %s\n", none, strings.Join(src.Subjects, ", "))
 	}
+	return d.openTables(ctx)
+}
+
+// openTables makes sure that the buckets are there in which the flow looks keys up.
+func (d *devRun) openTables(ctx context.Context) error {
+	seen := map[string]bool{}
+	for _, l := range d.flow.Lookups() {
+		if seen[l.Bucket] {
+			continue
+		}
+		seen[l.Bucket] = true
+		if err := d.openBucket(ctx, l.Bucket, "table"); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// openBucket makes sure that a bucket is there, and says how to fill it.
+func (d *devRun) openBucket(ctx context.Context, name, what string) error {
+	b, err := d.conn.EnsureBucket(ctx, bus.BucketConfig{Name: name, Description: "made by natsflow dev", Kind: "data"})
+	if err != nil {
+		return err
+	}
+	keys := 0
+	err = b.Stats(ctx, nil, func(bus.Stat) error {
+		keys++
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	d.c.notef("%-7s bucket %s, %s; nats kv put %s KEY VALUE\n", what, name, plural(keys, "key"), name)
 	return nil
 }
 

@@ -43,8 +43,10 @@ type flowStatus struct {
 	Sources    []sourceStatus `json:"sources"`
 	// Exchange is what is on its way from one stage to another; nil with one stage.
 	Exchange *exchangeStatus `json:"exchange,omitempty"`
-	Workers  []member        `json:"workers"`
-	Tasks    []taskStatus    `json:"tasks"`
+	// Tables are the buckets that the flow looks keys up in, by name.
+	Tables  map[string]worker.TableStatus `json:"tables,omitempty"`
+	Workers []member                      `json:"workers"`
+	Tasks   []taskStatus                  `json:"tasks"`
 	// TasksDone is how many have come to the end of the drain of this epoch,
 	// TasksOwnerless how many of the others no worker has.
 	TasksDone      int    `json:"tasks_done"`
@@ -214,7 +216,7 @@ func collectFlow(ctx context.Context, conn *bus.Conn, rec control.Record) (flowS
 		}
 	}
 	p := st.crew.progress(rec, heads)
-	st.Late = p.Late
+	st.Late, st.Tables = p.Late, st.crew.tables()
 	st.Results, st.Dead, st.StateKeys, st.Trouble, st.Warnings = p.Results, p.Dead, p.Keys, p.Trouble, p.Warnings
 	if st.StateBytes, err = snapshotBytes(ctx, conn, rec.Flow); err != nil {
 		return st, err

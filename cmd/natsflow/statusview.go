@@ -100,6 +100,7 @@ func (f flowStatus) details(c *Console, now time.Time) []string {
 		}
 		add("exchange", []string{line})
 	}
+	add("tables", f.tableLines())
 	if len(f.Workers) == 0 {
 		add("workers", []string{"none is running"})
 	}

@@ -79,6 +79,7 @@ type Runner struct {
 	exchange []flow.Output
 	results  []Result
 	late     int
+	tables   tables
 	// quiet: time has passed since the last record.
 	quiet bool
 }
@@ -96,6 +97,8 @@ type message struct {
 	subject string
 	nanos   int64
 	data    []byte
+	// gone: the bucket has replaced it.
+	gone bool
 }
 
 // task is a task with its log.
@@ -122,12 +125,12 @@ func New(tb TB, f *flow.Flow) *Runner {
 	if tb == nil {
 		tb = panicking{}
 	}
-	r := &Runner{tb: tb, f: f, now: Start}
+	r := &Runner{tb: tb, f: f, now: Start, tables: newTables(f)}
 	for i, info := range f.Sources() {
 		r.sources = append(r.sources, &source{info: info, router: f.Router(i)})
 	}
 	for p := range f.Options().Partitions {
-		t := &task{Task: f.Task(p), played: make([]uint64, len(r.sources))}
+		t := &task{Task: r.newTask(0, p), played: make([]uint64, len(r.sources))}
 		for i := range r.sources {
 			t.at = append(t.at, mark{highest: r.sources[i].router.HighestTime(), mark: t.Watermark(i)})
 		}
@@ -137,7 +140,7 @@ func New(tb TB, f *flow.Flow) *Runner {
 		r.routers = append(r.routers, f.ExchangeRouter(stage))
 		var tasks []*task
 		for p := range f.Options().Partitions {
-			tasks = append(tasks, &task{Task: f.StageTask(stage, p)})
+			tasks = append(tasks, &task{Task: r.newTask(stage, p)})
 		}
 		r.later = append(r.later, tasks)
 	}
@@ -170,7 +173,7 @@ func (r *Runner) Try(records ...Record) error {
 		if rec.Subject == "" {
 			rec.Subject = src.info.Stream
 		}
-		src.records = append(src.records, message{rec.Subject, r.now.UnixNano(), []byte(rec.Data)})
+		src.records = append(src.records, message{subject: rec.Subject, nanos: r.now.UnixNano(), data: []byte(rec.Data)})
 	}
 	return r.read()
 }
@@ -194,6 +197,9 @@ func (r *Runner) read() error {
 	for i, src := range r.sources {
 		for ; src.routed < len(src.records); src.routed++ {
 			m := src.records[src.routed]
+			if m.gone {
+				continue
+			}
 			if err := src.router.Route(m.subject, uint64(src.routed+1), m.nanos, m.data); err != nil {
 				return err
 			}
@@ -413,7 +419,7 @@ func (r *Runner) Crash(partitions ...int) {
 
 func (r *Runner) load(t *task) {
 	r.tb.Helper()
-	t.Task = r.f.StageTask(t.Stage(), t.Partition())
+	t.Task = r.newTask(t.Stage(), t.Partition())
 	for _, image := range t.log {
 		if err := t.Load(image); err != nil {
 			r.tb.Fatalf("load task %d.%d: %v", t.Stage(), t.Partition(), err)

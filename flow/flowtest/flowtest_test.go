@@ -143,10 +143,11 @@ func (f *failed) Fatalf(format string, args ...any) {
 // Mistakes of a test end it.
 func TestRunner_Mistakes(t *testing.T) {
 	for want, mistake := range map[string]func(r *flowtest.Runner){
-		`push: the flow does not read a stream ""`:        func(r *flowtest.Runner) { r.Push(flowtest.Record{}) },
-		`push: the flow does not read a stream "C"`:       func(r *flowtest.Runner) { r.Push(flowtest.Record{Stream: "C"}) },
-		`results: the flow has no sink "NO"`:              func(r *flowtest.Runner) { r.Data("NO") },
-		`push: step "list", stream A, sequence 1: is bad`: func(r *flowtest.Runner) { r.Push(flowtest.Record{Stream: "A", Data: "bad"}) },
+		`push: the flow does not read a stream ""`:                               func(r *flowtest.Runner) { r.Push(flowtest.Record{}) },
+		`push: the flow does not read a stream "C"`:                              func(r *flowtest.Runner) { r.Push(flowtest.Record{Stream: "C"}) },
+		`set: the flow has no bucket "LATEST" that it reads or looks keys up in`: func(r *flowtest.Runner) { r.Set("LATEST", "k", "v") },
+		`results: the flow has no sink "NO"`:                                     func(r *flowtest.Runner) { r.Data("NO") },
+		`push: step "list", stream A, sequence 1: is bad`:                        func(r *flowtest.Runner) { r.Push(flowtest.Record{Stream: "A", Data: "bad"}) },
 	} {
 		f := &failed{}
 		func() {
