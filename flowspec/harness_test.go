@@ -35,6 +35,8 @@ type player struct {
 	later   [][]*flow.Task
 	crosses []*flow.Router
 	crossed uint64
+	// epoch counts drains.
+	epoch uint64
 	// seqs are the last sequences of the sources.
 	seqs []uint64
 	out  []string
@@ -130,6 +132,22 @@ func (p *player) seal() [][]byte {
 		p.sealStage(i+1, tasks)
 	}
 	return deltas
+}
+
+// drain brings all tasks to the end of a drain, one stage behind the other.
+func (p *player) drain(mode flow.DrainMode) {
+	p.tb.Helper()
+	p.seal()
+	p.epoch++
+	d := flow.Drain{Mode: mode, Epoch: p.epoch}
+	for _, tasks := range append([][]*flow.Task{p.tasks}, p.later...) {
+		for _, task := range tasks {
+			if more, err := task.Drain(d, 1<<20); more || err != nil {
+				p.out = append(p.out, fmt.Sprint("stopped: ", more, err))
+			}
+		}
+		p.seal()
+	}
 }
 
 func (p *player) sealStage(stage int, tasks []*flow.Task) [][]byte {
@@ -234,7 +252,8 @@ func (a *archive) String() string {
 
 // TestOperators plays the files in testdata/operators: a flow, records and what
 // comes out. A line of the records is "subject payload", or "STREAM: subject
-// payload" where the flow reads several; "+ 1h" lets time pass, "commit" seals.
+// payload" where the flow reads several; "+ 1h" lets time pass, "commit" seals, and
+// "suspend" and "finish" drain.
 func TestOperators(t *testing.T) {
 	files, err := filepath.Glob("testdata/operators/*.txtar")
 	if err != nil || len(files) < len(operators) {
@@ -291,6 +310,8 @@ func playText(t *testing.T, yaml, in string) string {
 		case "", "#":
 		case "commit":
 			p.seal()
+		case "suspend", "finish":
+			p.drain(flow.DrainMode(word))
 		case "+":
 			d, err := parseDuration(rest)
 			if err != nil {
