@@ -411,7 +411,7 @@ func (r *Runner) end(t *task, d flow.Drain) {
 	r.tb.Helper()
 	for more := true; more; {
 		var err error
-		if more, err = t.Task.Drain(d, commitBytes); err != nil {
+		if more, err = t.Drain(d, commitBytes); err != nil {
 			r.tb.Fatalf("drain of task %d.%d: %v", t.Stage(), t.Partition(), err)
 		}
 		r.seal(t)
