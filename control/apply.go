@@ -84,6 +84,9 @@ func (r *Record) applyDrain(cmd Command) Outcome {
 			"already draining (%s at %s, by command %d), which %s at %s contradicts: resume first to cancel that drain",
 			under.Mode, under.At, under.Seq, cmd.Mode, cmd.At)}
 	case StateDrained, StateFinished:
+		if cmd.Mode == ModeFinish && r.State == StateDrained {
+			return Outcome{OutcomeRefused, fmt.Sprintf("already drained at epoch %d, with all that was open kept for a resume: resume first, then finish", r.Epoch)}
+		}
 		return Outcome{OutcomeNothing, fmt.Sprintf("nothing to do: already %s at epoch %d", r.State, r.Epoch)}
 	}
 	if err := r.knowsSources(cmd.At.Seq); err != nil {

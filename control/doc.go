@@ -29,8 +29,9 @@
 //
 // A drain opens the next epoch; the epoch never goes back, also when the drain
 // is cancelled. The cut of an epoch never changes once it is fixed. A drained
-// flow stays drained over restarts until a resume. The mode "finish" ends in
-// finished instead of drained.
+// flow stays drained over restarts until a resume. The mode "finish" ends the
+// input: what is open is closed at the cut, and the flow is finished instead of
+// drained. It needs a flow that runs; one that is drained has kept what is open.
 //
 // # Members and the trust window of a lease
 //

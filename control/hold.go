@@ -34,6 +34,10 @@ type Final struct {
 	DeadLetters uint64 `json:"dead_letters"`
 	// Late counts the records that came after their window was closed.
 	Late uint64 `json:"late,omitempty"`
+	// AtEnd counts the results that the end of the drain made, Open the windows that
+	// stay open.
+	AtEnd uint64 `json:"at_end,omitempty"`
+	Open  uint64 `json:"open,omitempty"`
 	// Exchange is a sequence of the exchange of the flow that all which the task has
 	// published there is at or before.
 	Exchange uint64 `json:"exchange,omitempty"`

@@ -143,12 +143,16 @@ type Report struct {
 	Cut    map[string]uint64 `json:"cut"`
 	// Records is how many messages were read, by source, in the session that ended
 	// the drain.
-	Records       map[string]uint64 `json:"records,omitempty"`
-	Results       uint64            `json:"results"`
-	DeadLetters   uint64            `json:"dead_letters"`
-	Late          uint64            `json:"late,omitempty"`
-	Tasks         int               `json:"tasks"`
-	SnapshotBytes uint64            `json:"snapshot_bytes"`
+	Records     map[string]uint64 `json:"records,omitempty"`
+	Results     uint64            `json:"results"`
+	DeadLetters uint64            `json:"dead_letters"`
+	Late        uint64            `json:"late,omitempty"`
+	// AtEnd counts those of the results that the end of the drain made: final ones
+	// of a finish, partial ones of a suspend. OpenWindows stay open.
+	AtEnd         uint64 `json:"at_end,omitempty"`
+	OpenWindows   uint64 `json:"open_windows,omitempty"`
+	Tasks         int    `json:"tasks"`
+	SnapshotBytes uint64 `json:"snapshot_bytes"`
 	// Duration is from the command to the end, in nanoseconds in JSON.
 	Duration time.Duration `json:"duration_ns"`
 	// Worker recorded the report. Workers is how many took part, and Last the one

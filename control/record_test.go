@@ -172,6 +172,8 @@ func (n *naiveFlow) command(c Command) {
 		if c.Mode != n.mode || !c.At.equal(n.at) {
 			n.refusals++
 		}
+	case n.state == StateDrained && c.Mode == ModeFinish:
+		n.refusals++ // what was kept open is not closed
 	case n.state == StateRunning && c.At.Kind == AtSeq && len(c.At.Seq) > 0 && !onlyAB(c.At.Seq):
 		n.refusals++
 	case n.state == StateRunning:

@@ -152,7 +152,8 @@ type timedStep interface {
 	// index of the step.
 	index() int
 	// next is the watermark at which something is due, the highest number if
-	// nothing waits.
+	// nothing waits. While [Task.finishing] the input has ended: then it is the time
+	// for which something waits, once each.
 	next() int64
 	// fire does what is due first.
 	fire()
@@ -250,6 +251,7 @@ func (t *Task) fireUntilPanic(now int64) (more bool) {
 			t.in.panicked(&t.meta, r)
 			more = true
 		}
+		t.meta.pane = PaneNone
 	}()
 	for t.in.halted == nil {
 		var first timedStep

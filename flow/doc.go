@@ -58,6 +58,14 @@
 // watermark before a record is done before the record. So the results are the same
 // in every replay, whoever makes it. A stop closes nothing.
 //
+// # The end of a drain
+//
+// A drain stops the flow at its cut. With [Suspend] all that is open stays for the resume;
+// windows may emit what they have so far ([Windows.OnDrain]), and StatefulConfig.OnDrain
+// lets a step of yours do so. With [Finish] the input ends: windows close, what waits for
+// a time happens, aggregates emit what they have once more. [Meta.Pane] tells such
+// results from ordinary ones. [Task.Drain] is what a runtime calls for that.
+//
 // Package natsflow/flow/flowtest runs a flow in memory, for tests.
 //
 // # Failures

@@ -7,7 +7,7 @@ import "time"
 // during the call only, and must not change it.
 //
 // The result of a window that has closed comes of no single record: it has a key and
-// times, and neither Stream, Subject, Seq nor Raw.
+// times, and neither Stream, Subject, Seq nor Raw. So has what comes of a drain.
 type Meta struct {
 	// Stream is the name of the source stream.
 	Stream string
@@ -28,6 +28,7 @@ type Meta struct {
 	frame     uint64
 	drop      bool
 	unchanged bool
+	pane      Pane
 }
 
 // Time returns the timestamp that the source stream gave the record. It never
@@ -39,8 +40,13 @@ func (m *Meta) UnixNano() int64 { return m.nanos }
 
 // EventTime returns the time of the record by the [Clock] of its source: that of
 // [Meta.Time] unless the source has an [EventTime]. Of a result of a window it is
-// the last moment of the window.
+// the last moment of the window. Of one that a drain or the watermark makes of a step
+// that knows no end, it is the watermark, or the last record of the window if that is
+// later; 1970 in a flow without either.
 func (m *Meta) EventTime() time.Time { return time.Unix(0, m.at).UTC() }
+
+// Pane returns what kind of result the value is; [PaneNone] for all ordinary ones.
+func (m *Meta) Pane() Pane { return m.pane }
 
 // Raw returns the payload of the source record, unchanged by the steps before; behind
 // a [Rekey] the value as it crossed, in the bytes of the codec. It must not be

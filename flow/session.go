@@ -36,13 +36,13 @@ func (op *windowed[T, S, U]) addSession(m *Meta, v T) {
 		op.failed(m, c, marked, fresh, err)
 		return
 	}
+	op.changed(c, i, m.at)
 	if !op.join(m, k, i) {
 		return
 	}
 	op.queue(c)
 	if op.w.Emit == EmitEach {
-		at := span{k.open[i].start, op.endOf(k, i)}
-		op.emit(m, at, &k.open[i].state)
+		op.update(m, op.spanOf(k, i), &k.open[i].state)
 	}
 }
 
@@ -83,6 +83,9 @@ func (op *windowed[T, S, U]) join(m *Meta, k *keyWindows[S], i int) bool {
 		return false
 	}
 	w.end = max(w.end, next.end)
+	if w.early == 0 || next.early != 0 && next.early < w.early {
+		w.early = next.early
+	}
 	k.open = slices.Delete(k.open, i+1, i+2)
 	return true
 }

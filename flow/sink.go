@@ -157,8 +157,9 @@ func StopWhen[T any](s Stream[T], cond func(m *Meta, v T) (bool, error), opts ..
 				in.fail(step, m, err)
 				return
 			}
-			// One request a commit is enough.
-			if !stop || t.stopped {
+			// One request a commit is enough, and what a drain makes at its end asks
+			// for nothing new.
+			if !stop || t.stopped || m.pane >= PanePartial {
 				return
 			}
 			at := fmt.Sprintf("at %s sequence %d", m.Stream, m.Seq)

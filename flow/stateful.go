@@ -78,13 +78,15 @@ type Aggregator[T, S, U any] struct {
 	// Add folds a record into *s, which starts as the zero value. After an
 	// error *s must be as before.
 	Add func(m *Meta, s *S, v T) error
-	// Result makes the result of the key's state.
+	// Result makes the result of the key's state. At the end of a drain with [Finish] it
+	// is called once more for each key, with [PaneFinal]; the state stays.
 	Result func(m *Meta, s *S) (U, error)
 	// Emit defaults to [EmitUpdate].
 	Emit EmitMode
 }
 
-// Aggregate folds the records of each key. id is the identity of the state.
+// Aggregate folds the records of each key. id is the identity of the state. A drain with
+// [Finish] emits the result of each key once more, in the order of the keys.
 func Aggregate[T, S, U any](s Stream[T], id string, a Aggregator[T, S, U], opts ...StepOption) Stream[U] {
 	step, out := stateful(s, "aggregate", id, a.State.Version, opts), then[T, U](s)
 	s.b.need(step, "Add", a.Add != nil)
@@ -102,8 +104,16 @@ func Aggregate[T, S, U any](s Stream[T], id string, a Aggregator[T, S, U], opts 
 				in.fail(step, m, err)
 				return
 			}
+			if m.pane == PaneFinal {
+				in.task.made()
+			}
 			next(m, u)
 		}
+		atDrain(in.task, step, tab, func(mode DrainMode) bool { return mode == Finish }, func(_ *Drain, c *cell[S]) {
+			// Result may change the state.
+			tab.mark(c)
+			result(in.task.endMeta(c.key, PaneFinal, noTime), c)
+		})
 		if a.Emit == EmitCommit {
 			latest := &latestResults[S]{in: in, step: step, result: result, table: tab}
 			in.task.flushers = append(in.task.flushers, flusher{step, latest.flush})
@@ -117,7 +127,11 @@ func Aggregate[T, S, U any](s Stream[T], id string, a Aggregator[T, S, U], opts 
 		return func(m *Meta, v T) {
 			in.step = step
 			if c := addTo(in, step, tab, a.Add, m, v); c != nil {
+				// Its results are its own, whatever the record is a result of.
+				pane := m.pane
+				m.pane = PaneNone
 				result(m, c)
+				m.pane = pane
 			}
 		}
 	})
@@ -186,6 +200,7 @@ func (l *latestResults[S]) flushUntilPanic(from int) (done int) {
 	for ; i < len(l.waiting); i++ {
 		w := &l.waiting[i]
 		t.meta = w.last
+		t.meta.pane = PaneNone
 		l.in.step = l.step
 		// Result may change the state, say, to begin a new sum.
 		l.table.mark(w.cell)

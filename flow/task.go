@@ -22,7 +22,7 @@ const (
 	// Rekey, and not that of the source record, whose position the others are.
 	HeaderDeadStage = "Natsflow-Stage"
 	// HeaderDeadKey stands in place of the last three where a window failed that
-	// was closing: that comes of no single record.
+	// was closing, or what a drain does at its end: that comes of no single record.
 	HeaderDeadKey = "Natsflow-Key"
 )
 
@@ -31,11 +31,11 @@ type StepError struct {
 	// Step is the id of the step.
 	Step string
 	// Stream, Subject and Seq are the record's position. They are not set where
-	// a window failed that was closing.
+	// a window failed that was closing, or what a drain does at its end.
 	Stream  string
 	Subject string
 	Seq     uint64
-	// Key is that of the record, if it has one yet, or of the window.
+	// Key is that of the record, if it has one yet, or of what failed without one.
 	Key string
 	// Frame is the sequence in the exchange of the flow by which the record came to
 	// a later stage; 0 in the first one.
@@ -50,7 +50,7 @@ func (e *StepError) Error() string {
 		return fmt.Sprintf("step %q, stream %s, sequence %d, sequence %d of the exchange: %v", e.Step, e.Stream, e.Seq, e.Frame, e.Err)
 	}
 	if e.Seq == 0 {
-		return fmt.Sprintf("step %q, a window of key %q: %v", e.Step, e.Key, e.Err)
+		return fmt.Sprintf("step %q, key %q, of no single record: %v", e.Step, e.Key, e.Err)
 	}
 	return fmt.Sprintf("step %q, stream %s, sequence %d: %v", e.Step, e.Stream, e.Seq, e.Err)
 }
@@ -75,8 +75,10 @@ type Task struct {
 	// stage, and from each of the one before. They are there in any case: what a former
 	// definition has counted must not be forgotten.
 	sent, received *table[uint64]
-	repeats        int
-	acceptLost     bool
+	// drained says how far the steps have come with the end of a drain.
+	drained    *table[drainMark]
+	repeats    int
+	acceptLost bool
 	// heard has the watermarks of the tasks of the stage before.
 	heard    *heard
 	byKey    []any
@@ -118,6 +120,14 @@ type Task struct {
 	sweepers []sweeper
 	// lookups are what steps look keys up in, nil without any.
 	lookups Tables
+	// endings are what steps do for each key at the end of a drain, draining is how far
+	// that is, nil if no drain has come to its end. finishing: what waits for times is
+	// fired for the end of the input, and not for the watermark.
+	endings   []*keyedEnding
+	draining  *draining
+	finishing bool
+	// open count the open windows of each step.
+	open []func() int
 }
 
 // flusher emits what a step has kept back until the seal.
@@ -141,6 +151,7 @@ func (f *Flow) StageTask(stage, partition int) *Task {
 	if t.tells = f.TimedStage(stage + 1); t.tells {
 		t.frameWriter()
 	}
+	t.drained = newTable(t, drainMarks, drainMarkCodec)
 	for _, k := range f.keysOf(stage) {
 		t.byKey = append(t.byKey, k.bindTask(t.in))
 	}

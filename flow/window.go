@@ -24,7 +24,9 @@ type WindowAggregator[T, S, U any] struct {
 	// Merge folds *from, the state of a later session, into *into: a record has
 	// joined the two. Required for sessions, else not used.
 	Merge func(into, from *S) error
-	// Result makes the result of a window.
+	// Result makes the result of a window. With [Windows.Early] and [Windows.OnDrain] it
+	// is called for windows that stay open, too; see [Meta.Pane]. Of a [GlobalWindow] w is
+	// the zero Span.
 	Result func(m *Meta, w Span, s *S) (U, error)
 }
 
@@ -53,20 +55,24 @@ func Window[T, S, U any](s Stream[T], id string, w Windows, a WindowAggregator[T
 	}
 	s.hub.subscribe(func(in *instance) emit[T] {
 		op := &windowed[T, S, U]{
-			in: in, step: step, w: w, a: a, out: results.hub.bind(in), assigner: newAssigner(w),
+			in: in, step: step, w: w, kind: w.kind(), a: a, out: results.hub.bind(in), assigner: newAssigner(w),
 			delay: int64(w.AllowedLateness) + int64(s.delay),
 		}
 		if len(late.hub.outs) > 0 {
 			op.late = late.hub.bind(in)
 		}
-		op.table = newTable(in.task, in.f.stepID(step), windowCodec(w.kind(), a.State))
+		op.table = newTable(in.task, in.f.stepID(step), windowCodec(w.kind(), w.Early > 0, a.State))
 		op.table.onLoaded = op.loaded
 		in.task.timers = append(in.task.timers, op)
+		in.task.open = append(in.task.open, op.countOpen)
+		atDrain(in.task, step, op.table, op.endsIn, op.endKey)
 		switch w.kind() {
 		case kindSession:
 			return op.addSession
 		case kindCount:
 			return op.addCount
+		case kindGlobal:
+			return op.addGlobal
 		}
 		return op.addFixed
 	})
@@ -78,6 +84,7 @@ type windowed[T, S, U any] struct {
 	in       *instance
 	step     int
 	w        Windows
+	kind     windowKind
 	a        WindowAggregator[T, S, U]
 	table    *table[keyWindows[S]]
 	out      emit[U]
@@ -96,12 +103,15 @@ type keyWindows[S any] struct {
 	isIn   bool
 }
 
-// openWindow is one of them. start and end are its bounds; of a session, and of a
-// number of records, the lowest and the highest time in it.
+// openWindow is one of them. start and end are its bounds; of a session, of a number of
+// records and of all records, the lowest and the highest time in it.
 type openWindow[S any] struct {
 	span
 	records uint64 // of a number of records
-	state   S
+	// early is the watermark at which the window emits the next early result, 0 if it
+	// has not changed since the last one.
+	early int64
+	state S
 }
 
 // find returns the place of a window, or where it belongs.
@@ -143,8 +153,9 @@ func (op *windowed[T, S, U]) addFixed(m *Meta, v T) {
 			op.failed(m, c, marked, fresh, err)
 			return
 		}
+		op.changed(c, i, m.at)
 		if op.w.Emit == EmitEach {
-			op.emit(m, s, &k.open[i].state)
+			op.update(m, s, &k.open[i].state)
 		}
 	}
 }
@@ -160,26 +171,18 @@ func (op *windowed[T, S, U]) failed(m *Meta, c *cell[keyWindows[S]], marked, fre
 
 // addCount folds a record into the window of its key.
 func (op *windowed[T, S, U]) addCount(m *Meta, v T) {
-	op.in.step = op.step
-	c, fresh := op.table.getOrAdd(m.Key)
-	marked := op.table.mark(c)
-	k := &c.state
-	if len(k.open) == 0 {
-		k.open = append(k.open, openWindow[S]{span: span{m.at, m.at}})
-	}
-	w := &k.open[0]
-	if err := op.a.Add(m, &w.state, v); err != nil {
-		if w.records == 0 {
-			k.open = k.open[:0]
-		}
-		op.failed(m, c, marked, fresh, err)
+	c := op.addOnly(m, v)
+	if c == nil {
 		return
 	}
-	w.start, w.end = min(w.start, m.at), max(w.end, m.at)
+	w := &c.state.open[0]
 	w.records++
 	full := w.records >= uint64(op.w.Count)
-	if !full && op.w.Emit != EmitEach {
-		return
+	if !full {
+		op.changed(c, 0, m.at)
+		if op.w.Emit != EmitEach {
+			return
+		}
 	}
 	at, state := w.span, &w.state
 	if full {
@@ -188,18 +191,42 @@ func (op *windowed[T, S, U]) addCount(m *Meta, v T) {
 		state = &kept
 		op.table.remove(c)
 	}
-	op.emit(m, at, state)
+	op.update(m, at, state)
 }
 
-// emit makes the result of a window.
-func (op *windowed[T, S, U]) emit(m *Meta, at span, state *S) {
-	u, err := op.a.Result(m, at.times(), state)
-	if err != nil {
-		op.in.fail(op.step, m, err)
+// addGlobal folds a record into the window of its key, which does not close.
+func (op *windowed[T, S, U]) addGlobal(m *Meta, v T) {
+	c := op.addOnly(m, v)
+	if c == nil {
 		return
 	}
-	op.out(m, u)
+	op.changed(c, 0, m.at)
+	if op.w.Emit == EmitEach {
+		w := &c.state.open[0]
+		op.update(m, w.span, &w.state)
+	}
+}
+
+// addOnly folds a record into the only window of its key. It returns nil after an error.
+func (op *windowed[T, S, U]) addOnly(m *Meta, v T) *cell[keyWindows[S]] {
 	op.in.step = op.step
+	c, fresh := op.table.getOrAdd(m.Key)
+	marked := op.table.mark(c)
+	k := &c.state
+	opened := len(k.open) == 0
+	if opened {
+		k.open = append(k.open, openWindow[S]{span: span{m.at, m.at}})
+	}
+	w := &k.open[0]
+	if err := op.a.Add(m, &w.state, v); err != nil {
+		if opened {
+			k.open = k.open[:0]
+		}
+		op.failed(m, c, marked, fresh, err)
+		return nil
+	}
+	w.start, w.end = min(w.start, m.at), max(w.end, m.at)
+	return c
 }
 
 // tooLate ends a record that no window is open for; end is that of the last one.
@@ -231,18 +258,19 @@ func (op *windowed[T, S, U]) endOf(k *keyWindows[S], i int) int64 {
 	return end
 }
 
-// first returns when the first window of a key closes.
-func (op *windowed[T, S, U]) first(k *keyWindows[S]) int64 {
-	if len(k.open) == 0 {
+// closes returns the watermark at which a window of a key closes, the highest number for
+// one that does not wait for a time.
+func (op *windowed[T, S, U]) closes(k *keyWindows[S], i int) int64 {
+	if op.kind >= kindCount {
 		return math.MaxInt64
 	}
-	return op.endOf(k, 0) + op.delay
+	return op.endOf(k, i) + op.delay
 }
 
 // index, next and fire are those of a timedStep.
 func (op *windowed[T, S, U]) index() int { return op.step }
 
-// next returns when the first window closes. Entries of the heap may be stale, and
+// next returns when the first thing is to be done. Entries of the heap may be stale, and
 // never too late: what they say is checked when they come to the top.
 func (op *windowed[T, S, U]) next() int64 {
 	for len(op.heap) > 0 {
@@ -252,25 +280,27 @@ func (op *windowed[T, S, U]) next() int64 {
 			op.heap.pop()
 			continue
 		}
-		due := op.first(k)
+		due := op.due(k)
 		if due == top.due {
 			return due
 		}
 		op.heap.pop()
 		k.isIn = false
-		if len(k.open) > 0 {
-			op.push(top.cell, due)
-		}
+		op.queue(top.cell)
 	}
 	return math.MaxInt64
 }
 
-// fire closes the first window; next has been called.
+// fire does what is due first; next has been called.
 func (op *windowed[T, S, U]) fire() {
-	c := op.heap.pop().cell
-	k := &c.state
+	top := op.heap.pop()
+	c, k := top.cell, &top.cell.state
 	k.isIn = false
-	due := op.first(k)
+	due := op.closes(k, 0)
+	if due > top.due {
+		op.fireEarly(c, top.due)
+		return
+	}
 	at, state := span{k.open[0].start, op.endOf(k, 0)}, k.open[0].state
 	k.open = slices.Delete(k.open, 0, 1)
 	// The window is gone before its result is made, which may panic.
@@ -280,20 +310,22 @@ func (op *windowed[T, S, U]) fire() {
 		op.table.mark(c)
 		op.queue(c)
 	}
-	if op.w.Emit != EmitClose {
+	t := op.in.task
+	pane := PaneNone
+	if t.finishing {
+		pane = PaneFinal
+	} else if op.w.Emit != EmitClose {
 		return
 	}
-	t := op.in.task
 	m := &t.meta
-	*m = Meta{Key: c.key, nanos: due, at: at.end - 1, mark: t.now}
-	op.in.step = op.step
+	*m = Meta{Key: c.key, nanos: due, at: at.end - 1, mark: t.now, pane: pane}
 	op.emit(m, at, &state)
 }
 
-// queue makes sure that the heap has an entry for the first window of a key that is
-// not too late.
+// queue makes sure that the heap has an entry for a key that is not too late.
 func (op *windowed[T, S, U]) queue(c *cell[keyWindows[S]]) {
-	if due := op.first(&c.state); !c.state.isIn || due < c.state.queued {
+	due := op.due(&c.state)
+	if due < math.MaxInt64 && (!c.state.isIn || due < c.state.queued) {
 		op.push(c, due)
 	}
 }
@@ -306,18 +338,16 @@ func (op *windowed[T, S, U]) push(c *cell[keyWindows[S]], due int64) {
 // loaded makes the heap of what was loaded.
 func (op *windowed[T, S, U]) loaded() {
 	op.heap = op.heap[:0]
-	if op.w.kind() == kindCount {
-		return
-	}
 	for _, c := range op.table.slots {
-		if c != nil && len(c.state.open) > 0 {
-			op.push(c, op.first(&c.state))
+		if c != nil {
+			c.state.isIn = false
+			op.queue(c)
 		}
 	}
 }
 
-// dueEntry is a key with the time at which its first window closes. The order is by
-// that, and by the key.
+// dueEntry is a key with the time at which something is due. The order is by that, and by
+// the key.
 type dueEntry[S any] struct {
 	due  int64
 	cell *cell[keyWindows[S]]

@@ -52,8 +52,24 @@ var listing = flow.WindowAggregator[string, []string, string]{
 		if slices.Contains(*s, "unlucky") {
 			return "", errors.New("unlucky")
 		}
-		return fmt.Sprintf("%s %s-%s %s", m.Key, clockText(w.Start), clockText(w.End), strings.Join(*s, "")), nil
+		return fmt.Sprintf("%s%s%s", paneText(m), spanText(m.Key, w), strings.Join(*s, "")), nil
 	},
+}
+
+// paneText says what kind of result it is that a function makes, if not an ordinary one.
+func paneText(m *flow.Meta) string {
+	if m.Pane() == flow.PaneNone {
+		return ""
+	}
+	return m.Pane().String() + " "
+}
+
+// spanText names a window of a key.
+func spanText(key string, w flow.Span) string {
+	if w == (flow.Span{}) {
+		return key + " "
+	}
+	return fmt.Sprintf("%s %s-%s ", key, clockText(w.Start), clockText(w.End))
 }
 
 // windowFlow lists the values of records such as "a x", by key and window. With a
@@ -136,7 +152,7 @@ func clockTime(v string) (time.Time, error) {
 }
 
 // eventTimed plays lines such as "10:05 a x" (a record; the time is also that of the
-// stream), "pause 1h", "crash", "drain" and "commit".
+// stream), "pause 1h", "crash", "drain", "finish" and "commit".
 func eventTimed(tb flowtest.TB, f *flow.Flow, lines ...string) *flowtest.Runner {
 	tb.Helper()
 	r := flowtest.New(tb, f)
@@ -166,6 +182,8 @@ func playLine(tb flowtest.TB, r *flowtest.Runner, line string, timed bool) {
 		r.Crash()
 	case "drain":
 		r.Drain()
+	case "finish":
+		r.Finish()
 	case "commit":
 		r.Commit()
 	default:
@@ -239,9 +257,16 @@ func undisturbed(t *testing.T, w windowFlow, play func(flowtest.TB, *flow.Flow, 
 }
 
 func byKey(a, b string) int {
-	ka, _, _ := strings.Cut(a, " ")
-	kb, _, _ := strings.Cut(b, " ")
-	return strings.Compare(ka, kb)
+	return strings.Compare(keyOf(a), keyOf(b))
+}
+
+// keyOf returns the key of a result.
+func keyOf(result string) string {
+	for _, pane := range []flow.Pane{flow.PaneEarly, flow.PanePartial, flow.PaneFinal} {
+		result = strings.TrimPrefix(result, pane.String()+" ")
+	}
+	key, _, _ := strings.Cut(result, " ")
+	return key
 }
 
 func TestWindow_Tumbling(t *testing.T) {
@@ -474,7 +499,7 @@ func TestWindow_Stop(t *testing.T) {
 	r.Commit()
 	err := r.Try(flowtest.Record{Time: flowtest.Start.Add(12 * time.Hour), Data: "b 1"})
 	var se *flow.StepError
-	if !errors.As(err, &se) || se.Key != "a" || se.Error() != `step "window", a window of key "a": unlucky` {
+	if !errors.As(err, &se) || se.Key != "a" || se.Error() != `step "window", key "a", of no single record: unlucky` {
 		t.Errorf("error %v", err)
 	}
 }
@@ -560,8 +585,8 @@ func TestWindow_Mistakes(t *testing.T) {
 		w    flow.Windows
 		want string
 	}{
-		{flow.Windows{}, "windows have one of Size, Days, Gap and Count"},
-		{flow.Windows{Size: 1, Count: 2}, "windows have one of Size, Days, Gap and Count"},
+		{flow.Windows{}, "windows have one of Size, Days, Gap, Count and Global"},
+		{flow.Windows{Size: 1, Count: 2}, "windows have one of Size, Days, Gap, Count and Global"},
 		{flow.Tumbling(-1), "sizes, gaps and lateness are positive and at most 7300 days"},
 		{flow.Tumbling(1 << 62), "sizes, gaps and lateness are positive and at most 7300 days"},
 		{flow.Sliding(time.Hour, 2*time.Hour), "windows begin every so often, at most their size: otherwise there are records in none of them"},
@@ -571,7 +596,12 @@ func TestWindow_Mistakes(t *testing.T) {
 		{flow.Windows{Gap: 1, Offset: 1}, "an offset belongs to tumbling and sliding windows"},
 		{flow.Sessions(time.Hour, time.Minute), "the longest session is at least the gap of the sessions"},
 		{flow.CountWindows(-1), "a negative number of records"},
-		{flow.Windows{Count: 1, AllowedLateness: 1}, "windows of a number of records know no lateness"},
+		{flow.Windows{Count: 1, AllowedLateness: 1}, "windows of a number of records, or of all, know no lateness"},
+		{flow.Windows{Global: true, AllowedLateness: 1}, "windows of a number of records, or of all, know no lateness"},
+		{flow.Windows{Global: true, Gap: 1}, "windows have one of Size, Days, Gap, Count and Global"},
+		{flow.Windows{Global: true, Early: -1}, "early results come every so often, by a positive time of at most 7300 days"},
+		{flow.Windows{Global: true, Early: 1, Emit: flow.EmitEach}, "a window that emits a result for each record has no early ones"},
+		{flow.Windows{Global: true, OnDrain: 2}, "there is no WindowOnDrain 2"},
 		{flow.Windows{Count: 1, Emit: 7}, "there is no WindowEmit 7"},
 	} {
 		got := ""

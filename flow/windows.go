@@ -29,8 +29,8 @@ const (
 )
 
 // Windows says how the records of a key are put into windows. Use [Tumbling],
-// [Sliding], [TumblingDays], [SlidingDays], [Sessions] or [CountWindows], and set
-// the other fields as needed.
+// [Sliding], [TumblingDays], [SlidingDays], [Sessions], [CountWindows] or
+// [GlobalWindow], and set the other fields as needed.
 type Windows struct {
 	// Size of tumbling and sliding windows. They begin at the multiples of Every
 	// since 1970, UTC, plus Offset. Every is Size where windows do not overlap.
@@ -51,12 +51,34 @@ type Windows struct {
 	Max time.Duration
 	// Count is the number of records in a window. Such windows know no time.
 	Count int
+	// Global is one window with all records of its key, which does not close by itself:
+	// only a drain with [Finish] closes it.
+	Global bool
 	// AllowedLateness keeps windows open for late records: a window closes when the
 	// watermark is that far behind its end.
 	AllowedLateness time.Duration
 	// Emit defaults to [EmitClose].
 	Emit WindowEmit
+	// Early, if it is not 0, makes an open window emit the result so far each time the
+	// watermark passes a multiple of Early since 1970, if the window has changed since
+	// the last time: [PaneEarly]. One that closes by then emits only that it closes.
+	Early time.Duration
+	// OnDrain defaults to [Keep].
+	OnDrain WindowOnDrain
 }
+
+// WindowOnDrain says what open windows do when the flow is drained and stays open for a
+// resume, [Suspend].
+type WindowOnDrain int
+
+// What open windows do.
+const (
+	// Keep keeps them open.
+	Keep WindowOnDrain = iota
+	// EmitPartial keeps them open, too, and each emits the result that it has at the
+	// cut, in the order of the keys and of their ends: [PanePartial].
+	EmitPartial
+)
 
 // Tumbling windows are of one size and follow each other.
 func Tumbling(size time.Duration) Windows { return Windows{Size: size, Every: size} }
@@ -81,13 +103,18 @@ func Sessions(gap, longest time.Duration) Windows { return Windows{Gap: gap, Max
 // CountWindows hold a number of records each.
 func CountWindows(records int) Windows { return Windows{Count: records} }
 
+// GlobalWindow holds all records of a key.
+func GlobalWindow() Windows { return Windows{Global: true} }
+
 // windowKind is stored with the windows of a key.
 type windowKind byte
 
 const (
 	kindFixed windowKind = 1 + iota
 	kindSession
+	// Windows of the kinds from here on do not wait for a time.
 	kindCount
+	kindGlobal
 )
 
 func (k windowKind) String() string {
@@ -98,6 +125,8 @@ func (k windowKind) String() string {
 		return "session"
 	case kindCount:
 		return "count"
+	case kindGlobal:
+		return "global"
 	}
 	return fmt.Sprintf("kind %d", byte(k))
 }
@@ -108,6 +137,8 @@ func (w Windows) kind() windowKind {
 		return kindSession
 	case w.Count != 0:
 		return kindCount
+	case w.Global:
+		return kindGlobal
 	}
 	return kindFixed
 }
@@ -115,7 +146,7 @@ func (w Windows) kind() windowKind {
 // Validate returns what is wrong.
 func (w Windows) Validate() error {
 	kinds := 0
-	for _, is := range []bool{w.Size != 0, w.Days != 0, w.Gap != 0, w.Count != 0} {
+	for _, is := range []bool{w.Size != 0, w.Days != 0, w.Gap != 0, w.Count != 0, w.Global} {
 		if is {
 			kinds++
 		}
@@ -124,7 +155,7 @@ func (w Windows) Validate() error {
 	const days = int(maxWindow / day)
 	switch {
 	case kinds != 1:
-		return errors.New("windows have one of Size, Days, Gap and Count")
+		return errors.New("windows have one of Size, Days, Gap, Count and Global")
 	case tooLong(w.Size) || tooLong(w.Gap) || tooLong(w.Max) || tooLong(w.AllowedLateness) || w.Days < 0 || w.Days > days:
 		return fmt.Errorf("sizes, gaps and lateness are positive and at most %d days", days)
 	case w.Size != 0 && (w.Every <= 0 || w.Every > w.Size) || w.Days != 0 && (w.EveryDays <= 0 || w.EveryDays > w.Days):
@@ -141,10 +172,22 @@ func (w Windows) Validate() error {
 		return errors.New("the longest session is at least the gap of the sessions")
 	case w.Count < 0:
 		return errors.New("a negative number of records")
-	case w.Count != 0 && w.AllowedLateness != 0:
-		return errors.New("windows of a number of records know no lateness")
+	case w.kind() >= kindCount && w.AllowedLateness != 0:
+		return errors.New("windows of a number of records, or of all, know no lateness")
+	}
+	return w.validateEmit()
+}
+
+func (w Windows) validateEmit() error {
+	switch {
 	case w.Emit != EmitClose && w.Emit != EmitEach:
 		return fmt.Errorf("there is no WindowEmit %d", w.Emit)
+	case w.Early < 0 || w.Early > maxWindow:
+		return fmt.Errorf("early results come every so often, by a positive time of at most %d days", int(maxWindow/day))
+	case w.Early > 0 && w.Emit == EmitEach:
+		return errors.New("a window that emits a result for each record has no early ones")
+	case w.OnDrain != Keep && w.OnDrain != EmitPartial:
+		return fmt.Errorf("there is no WindowOnDrain %d", w.OnDrain)
 	}
 	return nil
 }
@@ -165,6 +208,8 @@ func (w Windows) String() string {
 		}
 	case w.Count != 0:
 		s = fmt.Sprintf("%d records", w.Count)
+	case w.Global:
+		s = "all records"
 	default:
 		s = fmt.Sprintf("size %v", w.Size)
 		if w.Every != w.Size {
@@ -183,12 +228,19 @@ func (w Windows) String() string {
 	if w.Emit == EmitEach {
 		s += " emit each"
 	}
+	if w.Early != 0 {
+		s += fmt.Sprintf(" early every %v", w.Early)
+	}
+	if w.OnDrain == EmitPartial {
+		s += " partial on drain"
+	}
 	return s
 }
 
 // Span is the time of a window: from Start on, before End. For a session End is
 // the gap after its last record, or where the next one begins; for a number of
-// records, Start and End are the first and the last of their times.
+// records, Start and End are the first and the last of their times. All records of a
+// key have none: the zero Span.
 type Span struct{ Start, End time.Time }
 
 // span is that in nanoseconds.

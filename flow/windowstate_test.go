@@ -86,14 +86,14 @@ func TestWindow_State(t *testing.T) {
 
 // Bytes that are not windows are an error, never a panic.
 func FuzzWindow_Load(f *testing.F) {
-	for _, w := range []flow.Windows{flow.Tumbling(time.Hour), flow.Sessions(time.Hour, 0), flow.CountWindows(5)} {
+	for _, w := range []flow.Windows{flow.Tumbling(time.Hour), flow.Sessions(time.Hour, 0), flow.CountWindows(5), flow.GlobalWindow(), {Count: 2, Early: time.Hour}} {
 		r := start(f, countWindows(f, w, 1, nil))
 		r.feed("a x", "b x", "a x")
 		r.seal()
 		f.Add(r.deltas[0][0])
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		for _, w := range []flow.Windows{flow.Tumbling(time.Hour), flow.Sessions(time.Hour, 0), flow.CountWindows(5)} {
+		for _, w := range []flow.Windows{flow.Tumbling(time.Hour), flow.Sessions(time.Hour, 0), flow.CountWindows(5), flow.GlobalWindow(), {Count: 2, Early: time.Hour}} {
 			task := countWindows(t, w, 1, nil).Task(0)
 			if err := task.Load(data); err != nil {
 				if !errors.Is(err, flow.ErrState) {
@@ -104,6 +104,9 @@ func FuzzWindow_Load(f *testing.F) {
 			task.Loaded()
 			if err := task.Advance(0, 1<<62); err != nil {
 				t.Fatal(err)
+			}
+			if more, err := task.Drain(flow.Drain{Mode: flow.Finish, Epoch: 1}, 1<<20); more || err != nil || task.OpenWindows() > 0 {
+				t.Fatalf("%d windows are left, more %v, %v", task.OpenWindows(), more, err)
 			}
 		}
 	})
@@ -119,6 +122,9 @@ func TestFlow_HashOfWindows(t *testing.T) {
 		{Size: time.Hour, Every: time.Hour, Offset: 1},
 		{Size: time.Hour, Every: time.Hour, AllowedLateness: 1},
 		{Size: time.Hour, Every: time.Hour, Emit: flow.EmitEach},
+		{Size: time.Hour, Every: time.Hour, Early: 1},
+		{Size: time.Hour, Every: time.Hour, OnDrain: flow.EmitPartial},
+		flow.GlobalWindow(),
 	} {
 		hash := countWindows(t, w, 1, nil).Hash()
 		if other, there := seen[hash]; there {

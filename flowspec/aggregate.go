@@ -322,13 +322,16 @@ func (a *aggregate) member(m *flow.Meta, r record, name string) value {
 	if name == "key" {
 		return stringValue(m.Key)
 	}
-	if name == nameWindow && r.window != nil {
-		return value{kind: kindJSON, str: string(appendWindow(nil, r.window))}
+	if name == nameWindow && r.window.bounded() {
+		return value{kind: kindJSON, str: string(appendWindow(nil, r.window.Span))}
 	}
 	for i := range a.members {
 		if a.members[i].name == name {
 			return a.members[i].value(r.group)
 		}
+	}
+	if r.window.is(name) {
+		return boolValue(true)
 	}
 	return value{}
 }
@@ -338,7 +341,7 @@ func (a *aggregate) appendResult(dst []byte, m *flow.Meta, r record) []byte {
 	dst = append(dst, `{"key":`...)
 	dst = appendString(dst, m.Key)
 	if r.window != nil {
-		dst = appendWindow(append(dst, `,"window":`...), r.window)
+		dst = a.appendWindowOf(dst, r.window)
 	}
 	for i := range a.members {
 		member := &a.members[i]

@@ -243,10 +243,16 @@ func (st *aggregateStep) build(in flow.Stream[record]) flow.Stream[record] {
 	}
 	a := &st.aggregate
 	return flow.Aggregate(in, st.id, flow.Aggregator[record, group, record]{
-		State:  a.codec(),
-		Add:    a.add,
-		Result: func(_ *flow.Meta, g *group) (record, error) { return record{of: a, group: g}, nil },
-		Emit:   st.emit,
+		State: a.codec(),
+		Add:   a.add,
+		Result: func(m *flow.Meta, g *group) (record, error) {
+			r := record{of: a, group: g}
+			if pane := m.Pane(); pane != flow.PaneNone {
+				r.window = &windowOf{pane: pane}
+			}
+			return r, nil
+		},
+		Emit: st.emit,
 	}, st.options()...)
 }
 

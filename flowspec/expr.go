@@ -84,6 +84,9 @@ type scope struct {
 	lost bool
 	// windowed: they are results of windows, which come of no single record.
 	windowed bool
+	// panes are the members that only some of them have: those that say what kind of
+	// result it is.
+	panes []string
 }
 
 // lookup checks that a path can name something and returns it. The mistake, if
@@ -97,7 +100,11 @@ func (sc *scope) lookup(names []string) (p *path, mistake, hint string) {
 	case p.special == nameKey && !sc.keyed:
 		return nil, "there is no _key before a key step", ""
 	case sc.windowed && slices.Contains([]string{nameSubject, nameSeq, nameStream, nameTime, nameBucketKey, nameDeleted}, p.special):
-		return nil, fmt.Sprintf("the result of a window has no %s: it comes of no single record", p.special), "window.start and window.end are its times"
+		hint := "window.start and window.end are its times"
+		if !slices.Contains(sc.members, nameWindow) {
+			hint = ""
+		}
+		return nil, fmt.Sprintf("the result of a window has no %s: it comes of no single record", p.special), hint
 	case p.special == nameValue && sc.format == Bytes:
 		return nil, "format bytes has no _value: expressions do not look into the payload", "use format: text or json"
 	case p.special != "" && len(names) > 1 && (p.special != nameValue || sc.format == Text):
@@ -105,7 +112,7 @@ func (sc *scope) lookup(names []string) (p *path, mistake, hint string) {
 	case p.special != "":
 		p.plain = sc.format == Text
 		return p, "", ""
-	case sc.known && !slices.Contains(sc.members, names[0]):
+	case sc.known && !slices.Contains(sc.members, names[0]) && !slices.Contains(sc.panes, names[0]):
 		if len(sc.members) == 0 {
 			return nil, fmt.Sprintf("there is no member %q: %s", names[0], sc.from), "the payload is _value in format text"
 		}

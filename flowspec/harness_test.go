@@ -35,6 +35,8 @@ type player struct {
 	later   [][]*flow.Task
 	crosses []*flow.Router
 	crossed uint64
+	// epoch counts drains.
+	epoch uint64
 	// seqs are the last sequences of the sources.
 	seqs []uint64
 	// tables are the buckets of lookups, by "bucket key".
@@ -157,6 +159,22 @@ func (p *player) seal() [][]byte {
 	return deltas
 }
 
+// drain brings all tasks to the end of a drain, one stage behind the other.
+func (p *player) drain(mode flow.DrainMode) {
+	p.tb.Helper()
+	p.seal()
+	p.epoch++
+	d := flow.Drain{Mode: mode, Epoch: p.epoch}
+	for _, tasks := range append([][]*flow.Task{p.tasks}, p.later...) {
+		for _, task := range tasks {
+			if more, err := task.Drain(d, 1<<20); more || err != nil {
+				p.out = append(p.out, fmt.Sprint("stopped: ", more, err))
+			}
+		}
+		p.seal()
+	}
+}
+
 func (p *player) sealStage(stage int, tasks []*flow.Task) [][]byte {
 	p.tb.Helper()
 	deltas := make([][]byte, len(tasks))
@@ -260,7 +278,8 @@ func (a *archive) String() string {
 // TestOperators plays the files in testdata/operators: a flow, records and what
 // comes out. A line of the records is "subject payload", or "STREAM: subject
 // payload" where the flow reads several; "+ 1h" lets time pass, "commit" seals,
-// "kv put B K V" and "kv del B K" change a bucket that the flow looks keys up in.
+// "suspend" and "finish" drain, "kv put B K V" and "kv del B K" change a bucket that
+// the flow looks keys up in.
 func TestOperators(t *testing.T) {
 	files, err := filepath.Glob("testdata/operators/*.txtar")
 	if err != nil || len(files) < len(operators) {
@@ -319,6 +338,8 @@ func playText(t *testing.T, yaml, in string) string {
 			p.seal()
 		case "kv":
 			p.tables.change(t, rest)
+		case "suspend", "finish":
+			p.drain(flow.DrainMode(word))
 		case "+":
 			d, err := parseDuration(rest)
 			if err != nil {

@@ -363,6 +363,7 @@ func (sc *scope) merge(other scope) {
 			sc.members = append(sc.members, name)
 		}
 	}
+	sc.panes = append(slices.Clone(sc.panes), other.panes...)
 	if !slices.Contains(strings.Split(sc.from, " and "), other.from) {
 		sc.from += " and " + other.from
 	}

@@ -44,8 +44,14 @@ type record struct {
 	// of is the aggregate that made the result in group; nil for a payload.
 	of    *aggregate
 	group *group
-	// window is that of the result, nil if there is none.
-	window *flow.Span
+	// window is that of the result, nil if there is none to tell.
+	window *windowOf
+}
+
+// windowOf is the window of a result, and what kind of result it is.
+type windowOf struct {
+	flow.Span
+	pane flow.Pane
 }
 
 // payload returns the record as bytes.

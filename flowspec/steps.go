@@ -117,6 +117,7 @@ var operators = []string{"filter", "map", "expand", "redistribute", "key", "look
 type rawStep struct {
 	op                               field
 	id, emit, stopWhen, window, late *field
+	onDrain                          *field
 }
 
 // stepsOf reads the steps of a list.
@@ -166,6 +167,8 @@ func (p *specParser) rawStep(n ast.Node) (raw rawStep, ok bool) {
 			raw.window = &f
 		case f.name == "late":
 			raw.late = &f
+		case f.name == "on_drain":
+			raw.onDrain = &f
 		default:
 			stray = append(stray, f)
 		}
@@ -186,6 +189,9 @@ func (p *specParser) rawStep(n ast.Node) (raw rawStep, ok bool) {
 	if raw.late != nil && raw.window == nil {
 		p.errorf(raw.late.at, "", "late belongs to an aggregate with a window")
 	}
+	if raw.onDrain != nil && raw.window == nil {
+		p.errorf(raw.onDrain.at, "", "on_drain belongs to an aggregate with a window")
+	}
 	if raw.stopWhen != nil && raw.op.name != "to" {
 		p.errorf(raw.stopWhen.at, "", "stop_when belongs to a to")
 	}
@@ -196,7 +202,7 @@ func (p *specParser) strayFields(raw rawStep, stray []field, isStep bool) {
 	options := []string{"id"}
 	switch raw.op.name {
 	case "aggregate":
-		options = append(options, "emit", "window", "late")
+		options = append(options, "emit", "window", "late", "on_drain")
 	case "to":
 		options = append(options, "stop_when")
 	}
@@ -321,7 +327,7 @@ func (p *specParser) conditionField(f field) *expression {
 
 // produce makes the members that a step makes known to the steps after it.
 func (p *specParser) produce(from position, kind string, members []string) {
-	p.scope.format, p.scope.known, p.scope.members = JSON, true, members
+	p.scope.format, p.scope.known, p.scope.members, p.scope.panes = JSON, true, members, nil
 	p.scope.from = fmt.Sprintf("the %s in line %d", kind, from.line)
 }
 
@@ -452,7 +458,7 @@ func (p *specParser) aggregateStep(raw rawStep) step {
 	before.keyed = true
 	st := &aggregateStep{}
 	if raw.emit != nil && raw.window == nil {
-		st.emit = flow.EmitMode(p.choice(*raw.emit, "update", "commit"))
+		st.emit = p.emit(*raw.emit)
 	}
 	fields, ok := p.mapping(f.value, "aggregate")
 	if !ok {
@@ -481,12 +487,28 @@ func (p *specParser) aggregateStep(raw rawStep) step {
 		p.errorf(f.at, "", "aggregate: there is no member")
 	}
 	st.aggregate.finish()
+	panes := []string{flow.PaneFinal.String()}
 	if raw.window != nil {
 		p.windowed(st, raw, before)
 		p.scope.windowed = true
+		panes = st.windows.panes()
+		if st.windows.Global {
+			names = slices.DeleteFunc(names, func(name string) bool { return name == nameWindow })
+		}
+		p.checkPanes(fields, st.windows)
 	}
 	p.produce(f.at, "aggregate", names)
+	p.scope.panes = panes
 	return st
+}
+
+// emit reads when an aggregate without a window emits.
+func (p *specParser) emit(f field) flow.EmitMode {
+	if isMapping(f.value) {
+		p.errorf(f.at, "window: global is one window with all records of a key", "emit: early results belong to an aggregate with a window")
+		return flow.EmitUpdate
+	}
+	return flow.EmitMode(p.choice(f, "update", "commit"))
 }
 
 func (p *specParser) dedupeStep(f field) step {

@@ -2,7 +2,10 @@ package flowspec
 
 import (
 	"fmt"
+	"slices"
 	"time"
+
+	"github.com/goccy/go-yaml/ast"
 
 	"natsflow/flow"
 )
@@ -25,11 +28,17 @@ const kindWindow = "window"
 // another one.
 const windowVersion = 100
 
-var windowForms = []string{"tumbling", "sliding", "session", "count"}
+var windowForms = []string{"tumbling", "sliding", "session", "count", "global"}
 
 // window reads the window of an aggregate.
 func (p *specParser) window(f field) *windows {
 	w := &windows{}
+	if n, ok := f.value.(*ast.StringNode); ok {
+		if w.Global = n.Value == "global"; !w.Global {
+			p.errorf(p.at(n), "such as {tumbling: 1h}, {sliding: {size: 1h, every: 10m}}, {session: {gap: 30m}}, {count: 100} or global", "window: unknown value %q", n.Value)
+		}
+		return w
+	}
 	fields, ok := p.mapping(f.value, "window")
 	if !ok {
 		return w
@@ -37,7 +46,7 @@ func (p *specParser) window(f field) *windows {
 	var form, zone, offset *field
 	for _, f := range fields {
 		switch f.name {
-		case "tumbling", "sliding", "session", "count":
+		case "tumbling", "sliding", "session", "count", "global":
 			if form != nil {
 				p.errorf(f.at, "", "window: it is %s already", form.name)
 				continue
@@ -58,7 +67,7 @@ func (p *specParser) window(f field) *windows {
 		}
 	}
 	if form == nil {
-		p.errorf(f.at, "such as {tumbling: 1h}, {sliding: {size: 1h, every: 10m}}, {session: {gap: 30m}} or {count: 100}", "window: which one is not said")
+		p.errorf(f.at, "such as {tumbling: 1h}, {sliding: {size: 1h, every: 10m}}, {session: {gap: 30m}}, {count: 100} or global", "window: which one is not said")
 		return w
 	}
 	before := len(p.errors)
@@ -67,7 +76,7 @@ func (p *specParser) window(f field) *windows {
 		p.errorf(zone.at, "such as {tumbling: 1d, timezone: Europe/Paris}", "window: a timezone belongs to tumbling and sliding windows of whole days")
 		return w
 	}
-	if offset != nil && (w.Gap != 0 || w.Count != 0) {
+	if offset != nil && (w.Gap != 0 || w.Count != 0 || w.Global) {
 		p.errorf(offset.at, "", "window: an offset belongs to tumbling and sliding windows")
 		return w
 	}
@@ -99,6 +108,11 @@ func (p *specParser) windowForm(f field, w *windows) {
 			p.errorf(p.at(f.value), "", "%s: %d is not a number of records", what, n)
 		}
 		w.Count = n
+	case "global":
+		if n, ok := f.value.(*ast.BoolNode); !ok || !n.Value {
+			p.errorf(p.at(f.value), "write window: global", "%s is true: one window with all records of a key", what)
+		}
+		w.Global = true
 	}
 }
 
@@ -163,7 +177,10 @@ func (p *specParser) windowed(st *aggregateStep, raw rawStep, before scope) {
 	w := p.window(*raw.window)
 	st.windows = w
 	if raw.emit != nil {
-		w.Emit = flow.WindowEmit(p.choice(*raw.emit, "close", "update"))
+		p.windowEmit(*raw.emit, w)
+	}
+	if raw.onDrain != nil {
+		w.OnDrain = flow.WindowOnDrain(p.choice(*raw.onDrain, "keep", "emit"))
 	}
 	if raw.late != nil {
 		w.late = p.late(*raw.late, before)
@@ -175,6 +192,56 @@ func (p *specParser) windowed(st *aggregateStep, raw rawStep, before scope) {
 		if src.Time != nil {
 			p.errorf(raw.window.at, "such as late: {stream: LATE, subject: late}", "window: with on_error: stop the first late record would stop the flow for good: say in late where late records go")
 			return
+		}
+	}
+}
+
+// windowEmit reads when windows emit: at their close, for each record, or every so often
+// besides.
+func (p *specParser) windowEmit(f field, w *windows) {
+	if !isMapping(f.value) {
+		w.Emit = flow.WindowEmit(p.choice(f, "close", "update"))
+		return
+	}
+	fields, _ := p.mapping(f.value, "emit")
+	for _, f := range fields {
+		if f.name != "early" {
+			p.unknown(f, "emit", "early")
+			continue
+		}
+		before := len(p.errors)
+		w.Early, _ = p.duration(f.value, "emit.early")
+		if len(p.errors) > before {
+			continue
+		}
+		// The windows themselves have been looked at.
+		if err := (flow.Windows{Global: true, Early: w.Early}).Validate(); err != nil {
+			p.errorf(p.at(f.value), "", "emit.early: %v", err)
+		}
+	}
+	if len(fields) == 0 {
+		p.errorf(f.at, "such as {early: 10s}", "emit: the field \"early\" is missing")
+	}
+}
+
+// panes are the members that some of the results have, and that say what kind they are.
+func (w *windows) panes() []string {
+	panes := []string{flow.PaneFinal.String()}
+	if w.Early > 0 {
+		panes = append(panes, flow.PaneEarly.String())
+	}
+	if w.OnDrain == flow.EmitPartial {
+		panes = append(panes, flow.PanePartial.String())
+	}
+	return panes
+}
+
+// checkPanes refuses a member with the name of one that the windows make because they are
+// told to. One that is named final was there before that was made: it stands in its place.
+func (p *specParser) checkPanes(members []field, w *windows) {
+	for _, m := range members {
+		if m.name != flow.PaneFinal.String() && slices.Contains(w.panes(), m.name) {
+			p.errorf(m.at, "", "aggregate: %s is in the result already: it says what kind of result it is", m.name)
 		}
 	}
 }
@@ -223,6 +290,8 @@ func (w *windows) text() string {
 		}
 	case w.Count > 0:
 		s = fmt.Sprintf("windows of %d records", w.Count)
+	case w.Global:
+		s = "one window with all records"
 	case size == every:
 		s = "windows of " + formatDuration(size)
 	default:
@@ -239,6 +308,12 @@ func (w *windows) text() string {
 	}
 	if w.Emit == flow.EmitEach {
 		s += "; emit: update"
+	}
+	if w.Early > 0 {
+		s += "; early results every " + formatDuration(w.Early)
+	}
+	if w.OnDrain == flow.EmitPartial {
+		s += "; partial results on a drain"
 	}
 	if w.late != nil {
 		s += "; late records to " + w.late.text()
@@ -259,8 +334,12 @@ func (w *windows) build(st *aggregateStep, in flow.Stream[record]) flow.Stream[r
 		State: codec,
 		Add:   a.add,
 		Merge: a.merge,
-		Result: func(_ *flow.Meta, span flow.Span, g *group) (record, error) {
-			return record{of: a, group: g, window: &flow.Span{Start: span.Start.In(loc), End: span.End.In(loc)}}, nil
+		Result: func(m *flow.Meta, span flow.Span, g *group) (record, error) {
+			of := &windowOf{pane: m.Pane()}
+			if !w.Global {
+				of.Span = flow.Span{Start: span.Start.In(loc), End: span.End.In(loc)}
+			}
+			return record{of: a, group: g, window: of}, nil
 		},
 	}, flow.ID(st.id), flow.Kind(kindWindow))
 	if w.late != nil {
@@ -269,8 +348,29 @@ func (w *windows) build(st *aggregateStep, in flow.Stream[record]) flow.Stream[r
 	return results
 }
 
+// bounded reports whether a result has a window with bounds.
+func (w *windowOf) bounded() bool { return w != nil && !w.End.IsZero() }
+
+// is reports whether a name is that of the kind of the result.
+func (w *windowOf) is(name string) bool {
+	return w != nil && w.pane != flow.PaneNone && w.pane.String() == name
+}
+
+// appendWindowOf appends the members of a result that its window has.
+func (a *aggregate) appendWindowOf(dst []byte, w *windowOf) []byte {
+	if w.bounded() {
+		dst = appendWindow(append(dst, `,"window":`...), w.Span)
+	}
+	own := func(m aggregateMember) bool { return w.is(m.name) }
+	if w.pane == flow.PaneNone || slices.ContainsFunc(a.members, own) {
+		return dst
+	}
+	dst = append(append(dst, `,"`...), w.pane.String()...)
+	return append(dst, `":true`...)
+}
+
 // appendWindow appends the bounds of a window as JSON.
-func appendWindow(dst []byte, w *flow.Span) []byte {
+func appendWindow(dst []byte, w flow.Span) []byte {
 	dst = append(dst, `{"start":"`...)
 	dst = w.Start.AppendFormat(dst, time.RFC3339Nano)
 	dst = append(dst, `","end":"`...)

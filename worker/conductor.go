@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"natsflow/control"
+	"natsflow/flow"
 	"natsflow/kvsnap"
 )
 
@@ -51,6 +52,8 @@ type conductor struct {
 	limits map[string]uint64
 
 	drain drain
+	// resumed: it was said that the flow goes on behind an end of its input.
+	resumed bool
 }
 
 // opened are tasks that have been loaded.
@@ -229,11 +232,12 @@ func (c *conductor) drop(names []string) error {
 	if err := c.halt(); err != nil {
 		return err
 	}
-	return c.end(names, 0, nil)
+	return c.end(names, nil, nil)
 }
 
-// end tells the lanes to commit and release tasks. The readers stand.
-func (c *conductor) end(names []string, epoch uint64, positions []uint64) error {
+// end tells the lanes to commit and release tasks, for a drain or for others. The
+// readers stand.
+func (c *conductor) end(names []string, d *flow.Drain, positions []uint64) error {
 	tasks := make([]*task, 0, len(names))
 	if slices.Contains(names, c.w.taskNames[0]) {
 		c.s.trimmer.Store(false)
@@ -249,7 +253,7 @@ func (c *conductor) end(names []string, epoch uint64, positions []uint64) error 
 		}
 	}
 	return c.s.tell(tasks, func(own []*task) laneInput {
-		return laneInput{end: &ending{tasks: own, epoch: epoch, positions: positions}}
+		return laneInput{end: &ending{tasks: own, drain: d, positions: positions}}
 	})
 }
 
@@ -263,7 +267,7 @@ func (c *conductor) handOver(t *task) error {
 	if t.head.Final {
 		final = &control.Final{
 			Epoch: t.head.Epoch, Results: t.head.Results, DeadLetters: t.head.DeadLetters, Late: t.head.Late,
-			Worker: c.s.cfg.Name, Time: time.Now().UTC(),
+			Worker: c.s.cfg.Name, Time: time.Now().UTC(), AtEnd: t.flow.Drained(t.head.Epoch), Open: uint64(t.flow.OpenWindows()),
 		}
 	}
 	if final != nil && c.s.exchange != nil {
@@ -426,6 +430,7 @@ func (c *conductor) adopt(o opened) error {
 	if slices.Contains(o.names, c.w.taskNames[0]) {
 		c.s.trimmer.Store(true)
 	}
+	c.sayResumed(o.tasks)
 	for k, name := range o.names {
 		t := o.tasks[k]
 		c.held[name] = t
@@ -467,6 +472,22 @@ func (c *conductor) adopt(o opened) error {
 	return nil
 }
 
+// sayResumed says once that the flow goes on behind an end of its input: nobody is to wait
+// for what was closed then.
+func (c *conductor) sayResumed(tasks []*task) {
+	rec, _ := c.w.records.get()
+	if c.resumed || rec.Report == nil || rec.Report.Mode != control.ModeFinish {
+		return
+	}
+	for _, t := range tasks {
+		if t.head.Final && t.head.Epoch == rec.Report.Epoch {
+			c.resumed = true
+			c.s.log.Info("resumed after finish: what was closed stays closed, new records open new windows; aggregates go on with their state", "finished", rec.Report.Epoch)
+			return
+		}
+	}
+}
+
 // leave commits, publishes and releases what was read, and lets the others have
 // the tasks.
 func (c *conductor) leave() error {
@@ -495,7 +516,7 @@ func (c *conductor) giveAll() error {
 	if err := c.halt(); err != nil {
 		return err
 	}
-	if err := c.end(c.staying(), 0, nil); err != nil {
+	if err := c.end(c.staying(), nil, nil); err != nil {
 		return err
 	}
 	return c.awaitReleases()

@@ -8,6 +8,7 @@ import (
 
 	"natsflow/bus"
 	"natsflow/control"
+	"natsflow/flow"
 )
 
 // drainRetry is the wait before a step of a drain that did not reach the server
@@ -338,7 +339,8 @@ func (c *conductor) endStage(rec control.Record, stage int) error {
 			positions[i] = c.drain.cut[r.stream]
 		}
 	}
-	return c.end(names, rec.Epoch, positions)
+	d := &flow.Drain{Mode: flow.DrainMode(rec.Drain.Command.Mode), Epoch: rec.Epoch, Cut: c.drain.cut}
+	return c.end(names, d, positions)
 }
 
 // seekEnd makes the readers of a later stage stop where it ends. It reports false while
@@ -461,6 +463,8 @@ func (c *conductor) report(rec control.Record, tasks map[string]control.TaskReco
 		report.Results += final.Results
 		report.DeadLetters += final.DeadLetters
 		report.Late += final.Late
+		report.AtEnd += final.AtEnd
+		report.OpenWindows += final.Open
 		workers[final.Worker] = true
 		if final.Time.After(last) {
 			last, report.Last = final.Time, final.Worker

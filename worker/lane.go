@@ -63,8 +63,8 @@ type adoption struct {
 // comes for them.
 type ending struct {
 	tasks []*task
-	// epoch of a drain, 0 when they are given away.
-	epoch uint64
+	// drain that they end in, nil when they are given away.
+	drain *flow.Drain
 	// positions of the sources, by index: the cut of a drain.
 	positions []uint64
 }
@@ -110,10 +110,11 @@ type task struct {
 	baseUnhook func() bool
 	// baseAfter is when the next base may be begun, after one was refused.
 	baseAfter time.Time
-	// end says that the task is to be committed and released, ended that its
-	// last job was handed over.
-	end   *ending
-	ended bool
+	// end says that the task is to be committed and released, drained that it has done
+	// what a drain wants at its end, ended that its last job was handed over.
+	end     *ending
+	drained bool
+	ended   bool
 	// last are the positions at which it ends, lastHighest the highest times up to
 	// there.
 	last        []uint64
@@ -292,7 +293,7 @@ func (l *lane) sealDue() error {
 		dirty := t.flow.Dirty()
 		switch {
 		case t.end != nil:
-			if err := l.sealLast(t, t.flow.Unsealed()); err != nil {
+			if err := l.sealLast(t); err != nil {
 				return err
 			}
 		case t.baseComplete && !t.baseUncovered && !t.baseHanded:
@@ -308,16 +309,39 @@ func (l *lane) sealDue() error {
 	return nil
 }
 
-// sealLast hands over what a task still has to commit, then its release.
-func (l *lane) sealLast(t *task, unsealed bool) error {
-	if unsealed {
+// sealLast hands over what a task still has to commit, which at the end of a drain may
+// be several commits, then its release.
+func (l *lane) sealLast(t *task) error {
+	d := t.end.drain
+	if d != nil && !t.drained {
+		more, err := t.flow.Drain(*d, min(sealBytes, l.s.cfg.MaxPending))
+		if err != nil {
+			return fmt.Errorf("task %v, at the end of the drain: %w", t.id, err)
+		}
+		t.drained = !more
+		if more {
+			if err := l.seal(t, true); err != nil {
+				return err
+			}
+			return l.s.cfg.reached(l.s.ctx, "drained-in-part", t.id.String())
+		}
+	}
+	if t.flow.Unsealed() {
 		return l.seal(t, true)
 	}
 	t.ended = true
 	h := l.nextHead(t, flow.Sealed{})
-	h.Epoch, h.Final = max(h.Epoch, t.end.epoch), t.end.epoch > 0
+	h.Epoch, h.Final = max(h.Epoch, t.end.epoch()), d != nil
 	l.hand(t, job{release: true, head: h, positions: l.positions(t)})
 	return nil
+}
+
+// epoch of the drain, 0 without one.
+func (e *ending) epoch() uint64 {
+	if e.drain == nil {
+		return 0
+	}
+	return e.drain.Epoch
 }
 
 // seal takes what has changed and hands it to the committer.
@@ -339,7 +363,7 @@ func (l *lane) seal(t *task, last bool) error {
 	}
 	h := l.nextHead(t, sealed)
 	if last {
-		h.Epoch = max(h.Epoch, t.end.epoch)
+		h.Epoch = max(h.Epoch, t.end.epoch())
 	}
 	l.hand(t, job{sealed: sealed, head: h, positions: l.positions(t)})
 	t.unconfirmed = sealed.Outputs > 0

@@ -28,10 +28,12 @@ type stagedWindows struct {
 // adding adds up counts.
 func adding(s flow.Stream[windowCount], id string, w flow.Windows) flow.Stream[windowCount] {
 	sums, late := flow.Window(s, id, w, flow.WindowAggregator[windowCount, int, windowCount]{
-		State:  flow.JSONState[int](1, nil),
-		Add:    func(_ *flow.Meta, n *int, c windowCount) error { *n += c.N; return nil },
-		Merge:  func(into, from *int) error { *into += *from; return nil },
-		Result: func(m *flow.Meta, w flow.Span, n *int) (windowCount, error) { return windowCount{m.Key, w.Start, *n}, nil },
+		State: flow.JSONState[int](1, nil),
+		Add:   func(_ *flow.Meta, n *int, c windowCount) error { *n += c.N; return nil },
+		Merge: func(into, from *int) error { *into += *from; return nil },
+		Result: func(m *flow.Meta, w flow.Span, n *int) (windowCount, error) {
+			return windowCount{m.Key, w.Start, *n}, nil
+		},
 	})
 	flow.To(late, flow.Sink[windowCount]{Stream: "LATE", Subjects: []string{"late.*"}, Subject: flow.KeySubject[windowCount]("late."), Encode: flow.EncodeJSON[windowCount]()})
 	return sums

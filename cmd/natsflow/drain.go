@@ -26,7 +26,7 @@ var errNotInTime = errors.New("not drained in time")
 // DrainCmd stops a flow at a cut and waits for it.
 type DrainCmd struct {
 	FlowArg
-	Mode   string        `enum:"suspend,finish" default:"suspend" help:"suspend keeps open windows for the resume, finish ends the input."`
+	Mode   string        `enum:"suspend,finish" default:"suspend" help:"suspend keeps windows and all else that is open for the resume; finish ends the input: they close, and each aggregate emits its results once more."`
 	At     string        `default:"now" help:"Where to cut: now, head, STREAM:SEQ (several with commas), a sequence, an RFC 3339 time, or the JSON of a command's at."`
 	Reason string        `help:"Text for the report and the history."`
 	DryRun bool          `help:"Only say what the drain would do: its cut, how much is left to it, how long that may take."`

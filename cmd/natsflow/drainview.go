@@ -127,12 +127,26 @@ func printReport(c *Console, rec control.Record) {
 	for _, source := range sortedKeys(r.Records) {
 		t.add("records", count(r.Records[source])+" of "+source+sinceDrain(r))
 	}
-	t.add("results", count(r.Results))
+	t.add("results", count(r.Results)+atEnd(r))
 	t.add("dead letters", count(r.DeadLetters))
 	if r.Late > 0 {
 		t.add("late records", count(r.Late))
 	}
+	if r.OpenWindows > 0 {
+		t.add("windows", plural(r.OpenWindows, "window")+" open, for the resume")
+	}
 	t.add("snapshot", fmt.Sprintf("%s, %s", plural(r.Tasks, "task"), size(r.SnapshotBytes)))
 	t.add("took", fmt.Sprintf("%v, %s", r.Duration.Round(time.Millisecond), reportWorkers(r)))
 	t.print(c.Out, "  ")
+}
+
+// atEnd says how many of the results the end of the drain has made.
+func atEnd(r *control.Report) string {
+	switch {
+	case r.AtEnd == 0:
+		return ""
+	case r.Mode == control.ModeFinish:
+		return fmt.Sprintf(", %s of them final ones at the end", count(r.AtEnd))
+	}
+	return fmt.Sprintf(", %s of them partial ones at the end", count(r.AtEnd))
 }

@@ -66,6 +66,9 @@ func (cmd *ResumeCmd) Run(ctx context.Context, c *Console) error {
 	default:
 		c.printf("%s: resumed, was %s at epoch %d (%s)\n", cmd.Flow, was.State, was.Epoch, control.FormatCut(cutOf(was)))
 	}
+	if was.State == control.StateFinished {
+		c.printf("resumed after finish: %s\n", afterFinish)
+	}
 	if len(who.members) == 0 {
 		c.printf("no worker is running: natsflow worker FLOW.yaml starts one\n")
 	}

@@ -67,6 +67,9 @@ func (f flowStatus) workerCount() string {
 
 func perSecond(rate float64) string { return fmt.Sprintf("%.0f/s", rate) }
 
+// afterFinish says what it means to go on behind an end of the input.
+const afterFinish = "what was closed stays closed, new records open new windows"
+
 // details describes one flow.
 func (f flowStatus) details(c *Console, now time.Time) []string {
 	colour := styleGreen
@@ -116,6 +119,9 @@ func (f flowStatus) details(c *Console, now time.Time) []string {
 		add("drain under way", []string{fmt.Sprintf("%s at %s since %s ago, cut %s%s", d.Command.Mode, d.Command.At, age(now, d.Since), cut, because(d.Command.Reason))})
 	}
 	add("last drain", reportLines(f.Report, now))
+	if r := f.Report; f.State == control.StateRunning && r != nil && r.Mode == control.ModeFinish && r.Epoch == f.Epoch {
+		lines = append(lines, "  resumed after finish: "+afterFinish)
+	}
 	if f.LastError != "" {
 		add("last error", []string{fmt.Sprintf("%s ago: %s", age(now, f.ErrorTime), plain(f.LastError))})
 	}
@@ -303,9 +309,12 @@ func reportLines(r *control.Report, now time.Time) []string {
 	if r == nil {
 		return nil
 	}
-	done := []string{plural(r.Tasks, "task"), plural(r.Results, "result"), plural(r.DeadLetters, "dead letter"), size(r.SnapshotBytes) + " of snapshots"}
+	done := []string{plural(r.Tasks, "task"), plural(r.Results, "result") + atEnd(r), plural(r.DeadLetters, "dead letter"), size(r.SnapshotBytes) + " of snapshots"}
 	for _, source := range sortedKeys(r.Records) {
 		done = append(done, plural(r.Records[source], "record")+" of "+source+sinceDrain(r))
+	}
+	if r.OpenWindows > 0 {
+		done = append(done, plural(r.OpenWindows, "window")+" open")
 	}
 	return []string{
 		fmt.Sprintf("epoch %d, %s at %s, %s ago, took %v, %s%s", r.Epoch, r.Mode, control.FormatCut(r.Cut),

@@ -5,7 +5,7 @@
 // keeps what they seal as a worker keeps it in JetStream. Time is what the records
 // say, and what [Runner.Pause] lets pass. In between a test can stop the flow at its
 // cut and let it go on ([Runner.Drain]), or lose all that was not committed
-// ([Runner.Crash]): neither may change the results.
+// ([Runner.Crash]): neither may change the results. [Runner.Finish] ends the input.
 //
 //	r := flowtest.New(t, f)
 //	r.Push(flowtest.Record{Stream: "ORDERS", Subject: "orders.eu", Data: `{"id": 1}`})
@@ -82,6 +82,8 @@ type Runner struct {
 	tables   tables
 	// quiet: time has passed since the last record.
 	quiet bool
+	// epoch is the number of drains.
+	epoch uint64
 }
 
 // source is a source stream and its reader.
@@ -215,7 +217,9 @@ func (r *Runner) read() error {
 			b.Release()
 		})
 		for _, t := range r.tasks {
-			note(t.Advance(i, src.router.Watermark()))
+			if r.f.Timed() {
+				note(t.Advance(i, src.router.Watermark()))
+			}
 			t.played[i] = max(t.played[i], uint64(src.routed))
 		}
 		if failed != nil {
@@ -237,6 +241,9 @@ func (r *Runner) Pause(d time.Duration) {
 // followServer lets the watermarks follow the clock of the server.
 func (r *Runner) followServer() {
 	r.tb.Helper()
+	if !r.f.Timed() {
+		return
+	}
 	for i, src := range r.sources {
 		last := Start.UnixNano()
 		if n := len(src.records); n > 0 {
@@ -271,14 +278,23 @@ func (r *Runner) TryCommit() error {
 			t.at[i] = mark{t.played[i], max(t.at[i].highest, src.router.HighestTime()), t.Watermark(i)}
 		}
 	}
-	for i, tasks := range r.later {
-		if err := r.cross(i); err != nil {
+	for i := range r.later {
+		if err := r.commitLater(i); err != nil {
 			return err
 		}
-		for _, t := range tasks {
-			r.seal(t)
-			t.crossed = len(r.exchange)
-		}
+	}
+	return nil
+}
+
+// commitLater processes what goes on to a later stage, and commits its tasks.
+func (r *Runner) commitLater(i int) error {
+	r.tb.Helper()
+	if err := r.cross(i); err != nil {
+		return err
+	}
+	for _, t := range r.later[i] {
+		r.seal(t)
+		t.crossed = len(r.exchange)
 	}
 	return nil
 }
@@ -355,25 +371,74 @@ func (r *Runner) publish(outbox []byte) {
 
 // Drain stops the flow at its cut, which is what was pushed so far, and lets it go
 // on from there: all is committed, stored as a whole and loaded again. Windows stay
-// open.
+// open. It is a drain with [flow.Suspend].
 func (r *Runner) Drain() {
 	r.tb.Helper()
+	r.drain(flow.Suspend)
+}
+
+// Finish is Drain with [flow.Finish]: the input ends. Then the flow goes on as after a
+// resume.
+func (r *Runner) Finish() {
+	r.tb.Helper()
+	r.drain(flow.Finish)
+}
+
+// commitBytes is the size of the results at which the end of a drain commits.
+const commitBytes = 4 << 10
+
+func (r *Runner) drain(mode flow.DrainMode) {
+	r.tb.Helper()
+	r.epoch++
+	d := flow.Drain{Mode: mode, Epoch: r.epoch, Cut: map[string]uint64{}}
+	for _, src := range r.sources {
+		d.Cut[src.info.Stream] = uint64(src.routed)
+	}
 	r.Commit()
-	for _, t := range slices.Concat(append([][]*task{r.tasks}, r.later...)...) {
-		t.BeginImage()
-		t.log = nil
-		for more := true; more; {
-			part, next, err := t.NextImage(16)
-			if err != nil {
-				r.tb.Fatalf("image of task %d.%d: %v", t.Stage(), t.Partition(), err)
+	all := append([][]*task{r.tasks}, r.later...)
+	for stage, tasks := range all {
+		if stage > 0 {
+			if err := r.commitLater(stage - 1); err != nil {
+				r.tb.Fatalf("drain: %v", err)
 			}
-			if part != nil {
-				t.log = append(t.log, part)
-			}
-			more = next
+		}
+		for _, t := range tasks {
+			r.end(t, d)
 		}
 	}
+	for _, t := range slices.Concat(all...) {
+		r.store(t)
+	}
 	r.Crash()
+}
+
+// end does what a task has to do at the end of a drain, and commits it.
+func (r *Runner) end(t *task, d flow.Drain) {
+	r.tb.Helper()
+	for more := true; more; {
+		var err error
+		if more, err = t.Drain(d, commitBytes); err != nil {
+			r.tb.Fatalf("drain of task %d.%d: %v", t.Stage(), t.Partition(), err)
+		}
+		r.seal(t)
+	}
+}
+
+// store stores the state of a task as a whole.
+func (r *Runner) store(t *task) {
+	r.tb.Helper()
+	t.BeginImage()
+	t.log = nil
+	for more := true; more; {
+		part, next, err := t.NextImage(16)
+		if err != nil {
+			r.tb.Fatalf("image of task %d.%d: %v", t.Stage(), t.Partition(), err)
+		}
+		if part != nil {
+			t.log = append(t.log, part)
+		}
+		more = next
+	}
 }
 
 // Crash loses all that was not committed, loads what was, and reads the records
