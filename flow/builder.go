@@ -81,7 +81,10 @@ type Builder struct {
 	exchange  int
 	dead      int
 	control   int
+	// timed: watermarks mean something. lastTimed is the last stage with steps that wait
+	// for times.
 	timed     bool
+	lastTimed int
 	built     bool
 	errs      []error
 }
@@ -257,7 +260,7 @@ func (b *Builder) Build() (*Flow, error) {
 	return &Flow{
 		name: b.name, opts: b.opts, steps: slices.Clone(b.steps), sources: slices.Clone(b.sources),
 		keys: slices.Clone(b.keys), sinks: slices.Clone(b.sinks), dead: b.dead, control: b.control,
-		timed: b.timed, crossings: slices.Clone(b.crossings), exchange: b.exchange, stages: 1 + len(b.stages()),
+		timed: b.timed, lastTimed: b.lastTimed, crossings: slices.Clone(b.crossings), exchange: b.exchange, stages: 1 + len(b.stages()),
 	}, nil
 }
 
@@ -274,6 +277,7 @@ type Flow struct {
 	control int
 	timed   bool
 
+	lastTimed int
 	crossings []crossing
 	exchange  int
 	stages    int

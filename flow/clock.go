@@ -158,10 +158,23 @@ type timedStep interface {
 	fire()
 }
 
+// sweeper is a step that forgets what the watermark has made useless: nothing comes of
+// that, but memory would grow where the watermark waits for something to be due.
+type sweeper interface {
+	// due is the watermark at which it has enough to forget, noDue if there is nothing.
+	due() int64
+	// sweep forgets a bounded number of things, if that is reached.
+	sweep()
+}
+
+// noDue is the watermark of what is never due.
+const noDue = int64(math.MaxInt64)
+
 // Advance moves the watermark of a source, by its index in [Flow.Sources], and
 // does all that is due then: windows close. It never goes back. That the watermark
 // is w says that later records of the source with a time before w are late. The
-// watermark of the task is the lowest of its sources'.
+// watermark of the task is the lowest of its sources'. In a later stage it is the lowest
+// of the tasks of the stage before, which comes by the exchange.
 //
 // With [Stop] it returns the *StepError of a step that fails.
 func (t *Task) Advance(source int, watermark int64) error {
@@ -173,19 +186,27 @@ func (t *Task) Advance(source int, watermark int64) error {
 // or a stop. Nothing is done yet that is due.
 func (t *Task) Restore(source int, watermark int64) {
 	t.marks[source] = watermark
-	t.now = lowest(t.marks)
+	t.low, t.atLow = lowest(t.marks)
+	t.now = t.low
 }
 
 // Watermark returns the watermark that the task has of a source; the lowest number
 // if it does not know any.
 func (t *Task) Watermark(source int) int64 { return t.marks[source] }
 
+// Now returns the watermark of the task: the lowest of its inputs; the lowest number
+// if one of them is not known yet.
+func (t *Task) Now() int64 { return t.low }
+
 // Due returns the watermark at which the task has something to do, the highest
 // number if nothing waits.
 func (t *Task) Due() int64 {
-	due := int64(math.MaxInt64)
+	due := noDue
 	for _, s := range t.timers {
 		due = min(due, s.next())
+	}
+	for _, s := range t.sweepers {
+		due = min(due, s.due())
 	}
 	return due
 }
@@ -198,17 +219,24 @@ func (t *Task) haltedErr() error {
 }
 
 func (t *Task) raise(source int, mark int64) {
-	if mark <= t.marks[source] {
+	was := t.marks[source]
+	if mark <= was {
 		return
 	}
 	t.marks[source] = mark
-	now := lowest(t.marks)
-	if now <= t.now {
+	if was > t.low {
 		return
 	}
-	for t.in.halted == nil && t.fireUntilPanic(now) {
+	if t.atLow--; t.atLow > 0 {
+		return
 	}
-	t.now = now
+	t.low, t.atLow = lowest(t.marks)
+	for t.in.halted == nil && t.fireUntilPanic(t.low) {
+	}
+	t.now = t.low
+	for _, s := range t.sweepers {
+		s.sweep()
+	}
 }
 
 // fireUntilPanic fires what is due, in the order of the times; of one time in the
@@ -248,10 +276,16 @@ func (t *Task) closed(step int, due int64) bool {
 	return step <= t.firing
 }
 
-func lowest(marks []int64) int64 {
-	low := int64(math.MaxInt64)
+// lowest returns the lowest of the marks, and how many are that.
+func lowest(marks []int64) (low int64, n int) {
+	low = math.MaxInt64
 	for _, m := range marks {
-		low = min(low, m)
+		if m < low {
+			low, n = m, 0
+		}
+		if m == low {
+			n++
+		}
 	}
-	return low
+	return low, n
 }

@@ -34,10 +34,13 @@ func (f *Flow) ExchangeRouter(stage int) *Router {
 	return r
 }
 
-// RouteFrame is [Router.Route] for a frame of the exchange. partition is the one that
-// its subject ends with. Besides a *StepError it returns an error that wraps
-// [ErrFrame]; then it has routed nothing of the frame.
+// RouteFrame is [Router.Route] for a message of the exchange. partition is that of its
+// subject, see [ExchangePartition]. Besides a *StepError it returns an error that wraps
+// [ErrFrame]; then it has routed nothing of the message.
 func (r *Router) RouteFrame(partition int, seq uint64, data []byte) error {
+	if partition == AllPartitions {
+		return r.routeMark(seq, data)
+	}
 	if partition < 0 || partition >= len(r.seen) {
 		return fmt.Errorf("sequence %d: %w: it is for partition %d of %d", seq, ErrFrame, partition, len(r.seen))
 	}
@@ -53,7 +56,7 @@ func (r *Router) RouteFrame(partition int, seq uint64, data []byte) error {
 	}
 	r.partition = partition
 	b := r.batch(partition)
-	b.frames = append(b.frames, frameRef{f.head.producer, f.head.number, seq, len(b.runs)})
+	b.frames = append(b.frames, frameRef{producer: f.head.producer, number: f.head.number, seq: seq, run: len(b.runs)})
 	for i := 0; r.in.halted == nil && i < len(r.exchange.order); {
 		if i, err = r.routeUntilPanic(f, seq, i); err != nil {
 			return err
@@ -171,6 +174,7 @@ func (c *crossedColumn[T]) playUntilPanic(t *Task, next emit[T], from, to int) (
 	}()
 	for ; i < to; i++ {
 		t.meta = c.items[i].meta
+		t.meta.mark = t.now
 		next(&t.meta, c.items[i].value)
 	}
 	return i

@@ -203,11 +203,15 @@ var numberCodec = StateCodec[uint64]{
 
 var errNotANumber = errors.New("not a number")
 
-// frameRef is a frame in a batch: its runs begin at run.
+// frameRef is a frame in a batch: its runs begin at run. Or it is a mark, which comes
+// behind the runs before.
 type frameRef struct {
 	producer    int
 	number, seq uint64
 	run         int
+
+	mark   bool
+	clocks clocks
 }
 
 // receive takes the number of a frame into account. It reports false for one that was
@@ -238,6 +242,12 @@ func (t *Task) AcceptLostFrames() { t.acceptLost = true }
 func (t *Task) playFrames(b *Batch) error {
 	next, played := make([]int, len(b.columns)), 0
 	for i, f := range b.frames {
+		if f.mark {
+			if t.heard.take(f.producer, f.clocks); t.in.halted != nil {
+				return t.in.halted
+			}
+			continue
+		}
 		end := len(b.runs)
 		if i+1 < len(b.frames) {
 			end = b.frames[i+1].run
@@ -296,15 +306,8 @@ type frameReader struct {
 
 // openFrameReader looks at the head of a frame and checks its bytes.
 func openFrameReader(data []byte) (*frameReader, error) {
-	if len(data) == 0 || data[0] != frameVersion {
-		version := -1
-		if len(data) > 0 {
-			version = int(data[0])
-		}
-		return nil, fmt.Errorf("%w: it has version %d, this natsflow reads version %d: use the natsflow that wrote it until the flow is drained", ErrFrame, version, frameVersion)
-	}
-	if len(data) < 5 || binary.LittleEndian.Uint32(data[1:]) != crc32.Checksum(data[5:], castagnoli) {
-		return nil, fmt.Errorf("%w: its checksum does not match its %d bytes", ErrFrame, len(data))
+	if err := checkFrameBytes(data, frameVersion); err != nil {
+		return nil, err
 	}
 	f := &frameReader{r: reader{data: data[5:]}, size: len(data)}
 	stage, partition, producer := f.r.uvarint(), f.r.uvarint(), f.r.uvarint()
@@ -316,6 +319,21 @@ func openFrameReader(data []byte) (*frameReader, error) {
 	f.left = int(records)
 	f.text = string(data)
 	return f, nil
+}
+
+// checkFrameBytes checks the version and the checksum of what came by the exchange.
+func checkFrameBytes(data []byte, want byte) error {
+	if len(data) == 0 || data[0] != want {
+		version := -1
+		if len(data) > 0 {
+			version = int(data[0])
+		}
+		return fmt.Errorf("%w: it has version %d, this natsflow reads version %d there: use the natsflow that wrote it until the flow is drained", ErrFrame, version, want)
+	}
+	if len(data) < 5 || binary.LittleEndian.Uint32(data[1:]) != crc32.Checksum(data[5:], castagnoli) {
+		return fmt.Errorf("%w: its checksum does not match its %d bytes", ErrFrame, len(data))
+	}
+	return nil
 }
 
 // str takes a text.

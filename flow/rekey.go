@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 )
 
 // MaxStages bounds the number of stages of a flow.
@@ -80,7 +81,7 @@ func Rekey[T any](s Stream[T], key func(m *Meta, v T) (string, error), codec Cod
 			}
 		}
 	})
-	return Stream[T]{b: s.b, hub: node.out, keyed: true, stage: node.to}
+	return Stream[T]{b: s.b, hub: node.out, keyed: true, source: s.source, stage: node.to, delay: s.delay}
 }
 
 // crossing is the place where records come out of the exchange.
@@ -167,8 +168,30 @@ func ExchangeSubject(flow string, stage, partition int) string {
 	return stageSubject(flow, stage) + strconv.Itoa(partition)
 }
 
-// ExchangeSubjects is the subject, with a wildcard, of the frames for all tasks of a
-// stage.
+// ExchangeMarks is the subject of the messages by which the tasks of a stage learn the
+// watermarks of those of the stage before.
+func ExchangeMarks(flow string, stage int) string { return stageSubject(flow, stage) + allTasks }
+
+// ExchangeMarksAll is the subject, with a wildcard, of the watermarks for all stages.
+func ExchangeMarksAll(flow string) string { return exchangePrefix + flow + ".*." + allTasks }
+
+// ExchangePartition returns the partition that a subject of the exchange is for,
+// [AllPartitions] for one of [ExchangeMarks]. It returns an error that wraps [ErrFrame]
+// for a subject that is neither.
+func ExchangePartition(subject string) (int, error) {
+	last := subject[strings.LastIndexByte(subject, '.')+1:]
+	if last == allTasks {
+		return AllPartitions, nil
+	}
+	p, err := strconv.Atoi(last)
+	if err != nil || p < 0 {
+		return 0, fmt.Errorf("%w: the subject %q does not end with a partition", ErrFrame, subject)
+	}
+	return p, nil
+}
+
+// ExchangeSubjects is the subject, with a wildcard, of the frames and the watermarks for
+// all tasks of a stage.
 func ExchangeSubjects(flow string, stage int) string { return stageSubject(flow, stage) + "*" }
 
 func stageSubject(flow string, stage int) string {

@@ -509,7 +509,8 @@ func TestRouter_RouteFrame_errors(t *testing.T) {
 		"of another stage":   {f, 0, resum(change(5, 2)), "of stage 2, under the subject of partition 0 of stage 1"},
 		"of no producer":     {f, 0, resum(change(7, 1)), "it is of partition 1"},
 		"partition beyond":   {f, 1, good, "partition 1 of 1"},
-		"partition below":    {f, -1, good, "partition -1 of 1"},
+		"partition below":    {f, -2, good, "partition -2 of 1"},
+		"for all":            {f, flow.AllPartitions, good, "it has version 1, this natsflow reads version 2"},
 		"of another flow":    {two, 1, good, "for partition 0 of stage 1, under the subject of partition 1"},
 		"key of another one": {two, flow.Partition("x", 2) ^ 1, resum(change(6, byte(flow.Partition("x", 2)^1))), `the key "x" belongs to partition`},
 	} {
@@ -591,12 +592,9 @@ func TestRekey_mistakes(t *testing.T) {
 		"no key function": {func(_ *flow.Builder, s flow.Stream[string]) { flow.Rekey(s, nil, flow.TextCodec(), flow.ID("x")) }, `step "x": there is no function`},
 		"no codec":        {func(_ *flow.Builder, s flow.Stream[string]) { flow.Rekey(s, by, flow.Codec[string]{}, flow.ID("x")) }, `step "x": there is no codec`},
 		"merge of stages": {func(_ *flow.Builder, s flow.Stream[string]) { flow.Merge(s, rekeyed(s)) }, "a stream of stage 0 and one of stage 1"},
-		"dedupe behind it": {func(_ *flow.Builder, s flow.Stream[string]) {
-			flow.Dedupe(rekeyed(s), "d", time.Second, by)
-		}, `step "d": dedupe in stage 1`},
-		"window behind it": {func(_ *flow.Builder, s flow.Stream[string]) {
-			flow.Window(rekeyed(s), "w", flow.CountWindows(2), flow.WindowAggregator[string, int64, string]{})
-		}, `step "w": a window in stage 1: behind a change of key there is no watermark`},
+		"long dedupe behind it": {func(_ *flow.Builder, s flow.Stream[string]) {
+			flow.Dedupe(rekeyed(s), "d", 30*365*24*time.Hour, by)
+		}, `step "d": dedupe within 262800h0m0s: at most 7300 days`},
 		"KeyBy behind a key": {func(_ *flow.Builder, s flow.Stream[string]) { flow.KeyBy(s, by, flow.ID("x")) }, "give it another one by Rekey"},
 		"too many stages": {func(_ *flow.Builder, s flow.Stream[string]) {
 			for range flow.MaxStages {

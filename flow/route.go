@@ -78,7 +78,7 @@ func (s *source[T]) timed(in *instance, next emit[T]) emit[T] {
 
 // From reads a stream. Each stream can be read once; several steps may follow.
 func From[T any](b *Builder, src Source, decode Decoder[T], opts ...StepOption) Stream[T] {
-	out := Stream[T]{b: b, hub: &hub[T]{b: b}}
+	out := Stream[T]{b: b, hub: &hub[T]{b: b}, source: len(b.sources) + 1}
 	for _, s := range b.sources {
 		if s.info().Stream == src.Stream {
 			b.errorf("source %q is read twice: read it once and let several steps follow", src.Stream)
@@ -230,7 +230,7 @@ func keyStream[T any](s Stream[T], anyPartition bool, key func(m *Meta, v T) (st
 			b.ran(node.index)
 		}
 	})
-	return Stream[T]{b: s.b, hub: node.out, keyed: true}
+	return Stream[T]{b: s.b, hub: node.out, keyed: true, source: s.source}
 }
 
 // keyedBySubject is for sinks on a stream without a key: the records of one

@@ -253,7 +253,7 @@ func (t *Task) Keys() int {
 	for _, tab := range t.tables {
 		n += tab.size()
 	}
-	return n - t.sent.size() - t.received.size()
+	return n - t.sent.size() - t.received.size() - t.heard.size()
 }
 
 // BeginImage starts an image of the whole state, taken by NextImage.

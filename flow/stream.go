@@ -10,6 +10,9 @@ type Stream[T any] struct {
 	b     *Builder
 	hub   *hub[T]
 	keyed bool
+	// source is the one, from 1, that all the values come from; 0 for several, whose times
+	// do not run together.
+	source int
 	// stage is how often the key was changed on the way here.
 	stage int
 	// delay is how far behind the watermark the values may be: windows before have
@@ -143,7 +146,7 @@ func (s Stream[T]) step(kind string, opts []StepOption) int {
 }
 
 func then[T, U any](s Stream[T]) Stream[U] {
-	return Stream[U]{b: s.b, hub: &hub[U]{b: s.b}, keyed: s.keyed, stage: s.stage, delay: s.delay}
+	return Stream[U]{b: s.b, hub: &hub[U]{b: s.b}, keyed: s.keyed, source: s.source, stage: s.stage, delay: s.delay}
 }
 
 // Map turns each value into another. An error makes the record a dead letter.
@@ -249,6 +252,9 @@ func Merge[T any](first Stream[T], others ...Stream[T]) Stream[T] {
 			first.b.errorf("merge: a stream of stage %d and one of stage %d: change the key of the first by Rekey, so that both are of one stage", min(s.stage, first.stage), max(s.stage, first.stage))
 		}
 		out.delay = max(out.delay, s.delay)
+		if s.source != first.source {
+			out.source = 0
+		}
 		s.hub.subscribe(func(in *instance) emit[T] { return out.hub.bind(in) })
 	}
 	return out

@@ -77,13 +77,15 @@ type Task struct {
 	sent, received *table[uint64]
 	repeats        int
 	acceptLost     bool
-	byKey          []any
-	tables         []stateTable
-	byStep         map[string]stateTable
-	leftOut        []string
-	flushers       []flusher
-	meta           Meta
-	stopped        bool
+	// heard has the watermarks of the tasks of the stage before.
+	heard    *heard
+	byKey    []any
+	tables   []stateTable
+	byStep   map[string]stateTable
+	leftOut  []string
+	flushers []flusher
+	meta     Meta
+	stopped  bool
 
 	outbox        []byte
 	outputs, dead int
@@ -99,14 +101,21 @@ type Task struct {
 	// source and stream are those of the batch that is played.
 	source int
 	stream string
-	// marks are the watermarks of the sources, now is the lowest of them.
-	marks []int64
-	now   int64
+	// marks are the watermarks of the inputs: the sources, or, in a later stage, the
+	// tasks of the stage before. low is the lowest of them, atLow how many are that. now
+	// is low, and while something is done that is due, the time at which it was due.
+	marks    []int64
+	low, now int64
+	atLow    int
+	// tells: the next stage wants to know low; told is what it was told.
+	tells, tellLater bool
+	told             int64
 	// timers are the steps that wait for times, in their order; firing is the index
 	// of the one that does what is due, else -1.
-	timers []timedStep
-	firing int
-	late   int
+	timers   []timedStep
+	firing   int
+	late     int
+	sweepers []sweeper
 }
 
 // flusher emits what a step has kept back until the seal.
@@ -122,9 +131,14 @@ func (f *Flow) Task(partition int) *Task { return f.StageTask(0, partition) }
 // state. It has the steps of that stage only.
 func (f *Flow) StageTask(stage, partition int) *Task {
 	t := &Task{f: f, stage: stage, partition: partition, byStep: map[string]stateTable{}, mostResult: make([]int, len(f.sinks)), firing: -1}
-	t.marks, t.now = slices.Repeat([]int64{noTime}, len(f.sources)), noTime
+	t.marks = slices.Repeat([]int64{noTime}, f.inputs(stage))
+	t.low, t.now, t.told, t.atLow = noTime, noTime, noTime, len(t.marks)
 	t.in = &instance{f: f, memo: map[any]any{}, task: t}
 	t.sent, t.received = newTable(t, framesSent, numberCodec), newTable(t, framesReceived, numberCodec)
+	t.heard = newHeard(t)
+	if t.tells = f.TimedStage(stage + 1); t.tells {
+		t.frameWriter()
+	}
 	for _, k := range f.keysOf(stage) {
 		t.byKey = append(t.byKey, k.bindTask(t.in))
 	}
@@ -133,6 +147,14 @@ func (f *Flow) StageTask(stage, partition int) *Task {
 	slices.SortFunc(t.flushers, func(a, b flusher) int { return a.step - b.step })
 	slices.SortFunc(t.timers, func(a, b timedStep) int { return a.index() - b.index() })
 	return t
+}
+
+// inputs is the number of inputs that have a watermark of their own.
+func (f *Flow) inputs(stage int) int {
+	if stage > 0 {
+		return f.opts.Partitions
+	}
+	return len(f.sources)
 }
 
 // LimitResults makes a result for the sink with that index in [Flow.Sinks] fail
@@ -254,13 +276,14 @@ func headerText(s string) string {
 	return strings.TrimSpace(line)
 }
 
-// Dirty reports whether there is state or output that no commit holds.
+// Dirty reports whether there is state or output that no commit holds, other than
+// watermarks; see [Task.Unsealed].
 func (t *Task) Dirty() bool {
 	if len(t.outbox) > 0 || t.exchange != nil && t.exchange.waiting > 0 {
 		return true
 	}
 	for _, tab := range t.tables {
-		if tab.dirty() > 0 {
+		if tab.dirty() > 0 && tab != stateTable(t.heard.table) {
 			return true
 		}
 	}
@@ -283,7 +306,7 @@ type Sealed struct {
 	// Outbox holds the results, see [Outputs]; nil if there are none.
 	Outbox []byte
 	// Outputs counts them, DeadLetters those among them that are dead letters, Frames
-	// those that take records to the next stage.
+	// those that take records and watermarks to the next stage.
 	Outputs, DeadLetters, Frames int
 	// Repeats counts frames that came again, after they had been applied: there should be
 	// none.
@@ -305,6 +328,7 @@ func (t *Task) Seal() (Sealed, error) {
 	}
 	if t.exchange != nil {
 		t.exchange.close()
+		t.tell()
 	}
 	s := Sealed{Outputs: t.outputs, DeadLetters: t.dead, Records: t.records, Late: t.late, Repeats: t.repeats}
 	var err error

@@ -43,10 +43,7 @@ func Window[T, S, U any](s Stream[T], id string, w Windows, a WindowAggregator[T
 	step := stateful(s, "window", id, a.State.Version, opts)
 	results, late = then[T, U](s), then[T, T](s)
 	results.delay += w.AllowedLateness
-	s.b.timed = true
-	if s.stage > 0 {
-		s.b.errorf("step %q: a window in stage %d: behind a change of key there is no watermark in this version: put it before the Rekey", id, s.stage)
-	}
+	s.b.waits(s.stage)
 	s.b.need(step, "Add", a.Add != nil)
 	s.b.need(step, "Result", a.Result != nil)
 	s.b.need(step, "Merge, which sessions need", a.Merge != nil || w.kind() != kindSession)
@@ -88,7 +85,7 @@ type windowed[T, S, U any] struct {
 	assigner *assigner
 	// delay is how far the watermark has to be behind the end of a window.
 	delay int64
-	heap  dueHeap[S]
+	heap  heap[dueEntry[S]]
 }
 
 // keyWindows is the state of a key: its open windows, in the order of their ends.
@@ -319,10 +316,8 @@ func (op *windowed[T, S, U]) loaded() {
 	}
 }
 
-// dueHeap is a heap of keys by the time at which their first window closes, and by
-// the key.
-type dueHeap[S any] []dueEntry[S]
-
+// dueEntry is a key with the time at which its first window closes. The order is by
+// that, and by the key.
 type dueEntry[S any] struct {
 	due  int64
 	cell *cell[keyWindows[S]]
@@ -333,47 +328,4 @@ func (e dueEntry[S]) before(o dueEntry[S]) bool {
 		return e.due < o.due
 	}
 	return strings.Compare(e.cell.key, o.cell.key) < 0
-}
-
-func (h *dueHeap[S]) push(e dueEntry[S]) {
-	*h = append(*h, e)
-	s := *h
-	i := len(s) - 1
-	for i > 0 {
-		parent := (i - 1) / 2
-		if !e.before(s[parent]) {
-			break
-		}
-		s[i] = s[parent]
-		i = parent
-	}
-	s[i] = e
-}
-
-func (h *dueHeap[S]) pop() dueEntry[S] {
-	s := *h
-	top, last := s[0], s[len(s)-1]
-	s[len(s)-1] = dueEntry[S]{}
-	s = s[:len(s)-1]
-	*h = s
-	if len(s) == 0 {
-		return top
-	}
-	i := 0
-	for {
-		child := 2*i + 1
-		if child >= len(s) {
-			break
-		}
-		if child+1 < len(s) && s[child+1].before(s[child]) {
-			child++
-		}
-		if !s[child].before(last) {
-			break
-		}
-		s[i] = s[child]
-		i = child
-	}
-	s[i] = last
-	return top
 }

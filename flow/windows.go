@@ -293,3 +293,5 @@ func floorDiv(a, b int64) int64 {
 }
 
 func floorTo(a, b int64) int64 { return floorDiv(a, b) * b }
+
+func ceilTo(a, b int64) int64 { return -floorTo(-a, b) }

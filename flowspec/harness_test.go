@@ -146,9 +146,10 @@ func (p *player) sealStage(stage int, tasks []*flow.Task) [][]byte {
 			if p.flow.Sinks()[o.Sink].Kind != flow.SinkExchange {
 				return nil
 			}
-			to := slices.IndexFunc(tasks, func(t *flow.Task) bool {
-				return string(o.Subject) == flow.ExchangeSubject(p.flow.Name(), stage+1, t.Partition())
-			})
+			to, err := flow.ExchangePartition(string(o.Subject))
+			if err != nil {
+				return err
+			}
 			p.crossed++
 			return p.crosses[stage].RouteFrame(to, p.crossed, o.Data)
 		})

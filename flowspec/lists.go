@@ -366,15 +366,6 @@ func (sc *scope) merge(other scope) {
 	}
 }
 
-// sourceNames are the names of the sources that the records come from.
-func (sc *scope) sourceNames() []string {
-	var names []string
-	for _, src := range sc.reads {
-		names = append(names, src.Name)
-	}
-	return names
-}
-
 // unreadSources reports the sources that no list reads.
 func (p *specParser) unreadSources() {
 	for _, src := range p.spec.Sources {

@@ -214,8 +214,43 @@ func TestWindows_SQL(t *testing.T) {
 	}
 }
 
-// windowsOf runs the flow.
-func windowsOf(t *testing.T, events []event, lateness time.Duration, window string, disturbed bool) []string {
+// TestWindows_SQL_stages asks for windows of windows behind changes of the key. What is
+// late is so in the first stage.
+func TestWindows_SQL_stages(t *testing.T) {
+	sources := map[string][]event{"flights": flights(t), "generated": generated(1)}
+	const steps = `
+  - key: {expr: 'key[len(key)-1:]'}
+  - aggregate: {n: sum(n), sum: sum(sum), parts: count()}
+    window: {tumbling: 6h}
+    late: {stream: LATE, subject: late}
+  - key: {expr: 'parts > 1 ? "many" : "one"'}
+  - aggregate: {n: sum(n), sum: sum(sum)}
+    window: {tumbling: 1d}
+    late: {stream: LATE, subject: late}
+`
+	const query = `WITH hours AS (SELECT k, at/3600*3600 AS start, count(*) AS n, sum(v) AS v FROM events WHERE at/3600*3600 + 3600 + 1200 > mark GROUP BY k, 2),
+		six AS (SELECT substr(k, -1) AS k, start/21600*21600 AS start, sum(n) AS n, sum(v) AS v, count(*) AS parts FROM hours GROUP BY substr(k, -1), 2),
+		days AS (SELECT CASE WHEN parts > 1 THEN 'many' ELSE 'one' END AS k, start/86400*86400 AS start, n, v FROM six)
+		SELECT k, start, start + 86400, sum(n), sum(v) FROM days GROUP BY k, start`
+	for name, events := range sources {
+		for _, disturbed := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s/disturbed=%v", name, disturbed), func(t *testing.T) {
+				db := table(t, events, 10*time.Minute)
+				want := append(rows(t, db, query), rows(t, db, lateQuery+"at/3600*3600 + 3600 + 1200 <= mark")...)
+				got := windowsOf(t, events, 10*time.Minute, "{tumbling: 1h, allowed_lateness: 20m}", disturbed, steps)
+				if diff := cmp.Diff(want, got); diff != "" {
+					t.Errorf("(-SQL +flow):\n%.4000s", diff)
+				}
+				if len(want) < 10 {
+					t.Errorf("only %d windows", len(want))
+				}
+			})
+		}
+	}
+}
+
+// windowsOf runs the flow, with more steps behind the window.
+func windowsOf(t *testing.T, events []event, lateness time.Duration, window string, disturbed bool, more ...string) []string {
 	t.Helper()
 	s, err := Parse("flow.yaml", fmt.Appendf(nil, `
 flow: windows
@@ -227,8 +262,9 @@ steps:
   - aggregate: {n: count(), sum: sum(delay)}
     window: %s
     late: {stream: LATE, subject: late}
+%s
   - to: {stream: OUT, subject: "out.{key}"}
-`, lateness, window))
+`, lateness, window, strings.Join(more, "\n")))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -554,12 +554,6 @@ func (p *specParser) dedupeStep(f field) step {
 	if !ok {
 		return nil
 	}
-	if names := p.scope.sourceNames(); len(names) > 1 {
-		p.errorf(f.at, "put a dedupe before the merge, into a list of each source", "dedupe: the records come from the sources %s, whose times do not run together", strings.Join(names, " and "))
-	}
-	if p.scope.stage > 0 {
-		p.errorf(f.at, "put the dedupe before that key step", "dedupe: the key was changed before, and behind that the times of the records do not run together")
-	}
 	st := &dedupeStep{}
 	var by, within bool
 	for _, form := range fields {
@@ -572,6 +566,9 @@ func (p *specParser) dedupeStep(f field) step {
 		case "for":
 			within = true
 			st.within, _ = p.duration(form.value, "dedupe.for")
+			if st.within > flow.MaxDedupe && (p.scope.stage > 0 || len(p.scope.reads) > 1) {
+				p.errorf(p.at(form.value), "", "dedupe.for: at most 7300 days are possible for records of several sources, and behind a change of key")
+			}
 		default:
 			p.unknown(form, "dedupe", "by", "for")
 		}

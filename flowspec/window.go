@@ -162,9 +162,6 @@ func (p *specParser) timezone(f field) *time.Location {
 func (p *specParser) windowed(st *aggregateStep, raw rawStep, before scope) {
 	w := p.window(*raw.window)
 	st.windows = w
-	if before.stage > 0 {
-		p.errorf(raw.window.at, "put the window before that key step", "window: the key was changed before, and behind that there is no watermark in this version")
-	}
 	if raw.emit != nil {
 		w.Emit = flow.WindowEmit(p.choice(*raw.emit, "close", "update"))
 	}

@@ -88,8 +88,12 @@ func (l *lane) highestOf(t *task) []int64 {
 
 // advance moves the watermarks to that of what was read, for all tasks that stay.
 func (l *lane) advance(c chunk) error {
-	if !l.s.flow.Timed() || l.s.inputs[c.source].stage > 0 {
+	if !l.s.flow.Timed() {
 		return nil
+	}
+	defer l.showDue()
+	if l.s.inputs[c.source].stage > 0 {
+		return nil // its watermarks come with the batches
 	}
 	l.highest[c.source] = max(l.highest[c.source], c.highest)
 	for _, t := range l.tasks {
@@ -104,29 +108,23 @@ func (l *lane) advance(c chunk) error {
 			t.dirtySince = time.Now()
 		}
 	}
-	l.showDue()
 	return nil
 }
 
 // showDue lets the readers see when something is due.
 func (l *lane) showDue() {
-	due := int64(math.MaxInt64)
+	due, behind := int64(math.MaxInt64), int64(math.MaxInt64)
 	for _, t := range l.tasks {
-		if t.end == nil {
+		switch {
+		case t.end != nil:
+		case t.id.Stage > 0:
+			behind = min(behind, t.flow.Due())
+		default:
 			due = min(due, t.flow.Due())
 		}
 	}
 	l.due.Store(due)
-}
-
-// due is the watermark at which something is to be done first; the highest number
-// if nothing waits.
-func (s *session) due() int64 {
-	due := int64(math.MaxInt64)
-	for _, l := range s.lanes {
-		due = min(due, l.due.Load())
-	}
-	return due
+	l.dueBehind.Store(behind)
 }
 
 // restart sets the clock of the source for reading on from where seek went.
@@ -175,13 +173,14 @@ func (r *reader) followServer(ctx context.Context) {
 
 // mayBeDue reports whether something is due by what is known of the server's clock.
 func (r *reader) mayBeDue(clock *serverClock) bool {
-	now, due := time.Now(), r.s.due()
-	if due == math.MaxInt64 || now.Before(clock.retry) || !r.routing.TryLock() {
+	now := time.Now()
+	if r.s.dueAfter(math.MinInt64) == math.MaxInt64 || now.Before(clock.retry) || !r.routing.TryLock() {
 		return false
 	}
 	defer r.routing.Unlock()
-	if max(r.mark, r.router.Watermark()) >= due {
-		return false // it waits for another source
+	due := r.s.dueAfter(max(r.mark, r.router.Watermark()))
+	if due == math.MaxInt64 {
+		return false
 	}
 	if now.Sub(clock.asked) >= clockAnew {
 		return true
@@ -223,8 +222,12 @@ func (r *reader) askServer(ctx context.Context, clock *serverClock) bool {
 	}
 	clock.ahead -= margin
 	mark := min(until, r.router.QuietWatermark(info.AsOf.Add(-margin).UnixNano(), r.lastTime))
-	if mark <= max(r.mark, r.router.Watermark()) {
+	now := max(r.mark, r.router.Watermark())
+	if mark <= now {
 		return false
+	}
+	if mark < r.s.dueAfter(now) {
+		return true // it would do nothing but commit for later stages
 	}
 	r.mark = mark
 	_ = r.flush(false) // errs only when it waits

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
-	"strings"
 
 	"natsflow/bus"
 	"natsflow/flow"
@@ -56,25 +55,35 @@ func (r *reader) filtered() bool { return r.mirror != nil || r.stage > 0 }
 // idle reports that the reader has no tasks to read for.
 func (r *reader) idle() bool { return !slices.Contains(r.owned, true) }
 
-// exchangeFilters are the filters for the frames of partitions.
-func exchangeFilters(name string, stage int, owned []bool) []string {
+// exchangeFilters are the filters for the frames of partitions, and for the watermarks of
+// all tasks of the stage before.
+func exchangeFilters(f *flow.Flow, stage int, owned []bool) []string {
 	if !slices.Contains(owned, false) {
-		return []string{flow.ExchangeSubjects(name, stage)}
+		return []string{flow.ExchangeSubjects(f.Name(), stage)}
 	}
 	var filters []string
 	for p, is := range owned {
 		if is {
-			filters = append(filters, flow.ExchangeSubject(name, stage, p))
+			filters = append(filters, flow.ExchangeSubject(f.Name(), stage, p))
 		}
+	}
+	if f.TimedStage(stage) {
+		filters = append(filters, flow.ExchangeMarks(f.Name(), stage))
 	}
 	return filters
 }
 
+// isMark reports that a message of the exchange has a watermark and no records.
+func isMark(subject string) bool {
+	p, err := flow.ExchangePartition(subject)
+	return err == nil && p == flow.AllPartitions
+}
+
 // routeFrame routes a message of the exchange.
 func (r *reader) routeFrame(m *bus.Msg) error {
-	p, err := strconv.Atoi(m.Subject[strings.LastIndexByte(m.Subject, '.')+1:])
+	p, err := flow.ExchangePartition(m.Subject)
 	if err != nil {
-		return fmt.Errorf("sequence %d: %w: the subject %q does not end with a partition", m.Seq, flow.ErrFrame, m.Subject)
+		return fmt.Errorf("sequence %d: %w", m.Seq, err)
 	}
 	return r.router.RouteFrame(p, m.Seq, m.Data)
 }

@@ -90,6 +90,8 @@ type task struct {
 	dirtySince time.Time
 	// lastCommit is when the last job was handed over.
 	lastCommit time.Time
+	// toldAt is when the next stage was told the watermark.
+	toldAt time.Time
 	// confirmed are the positions of the last entry whose results are all
 	// published.
 	confirmed []uint64
@@ -139,8 +141,9 @@ type lane struct {
 	// up to there.
 	pos     []uint64
 	highest []int64
-	// due is the watermark at which one of the tasks has something to do.
-	due atomic.Int64
+	// due is the watermark at which one of the tasks of the first stage has something to
+	// do, dueBehind that for later stages.
+	due, dueBehind atomic.Int64
 }
 
 // run processes what comes until ctx ends.
@@ -181,7 +184,9 @@ func (l *lane) run(ctx context.Context) error {
 				l.jobDone(r)
 			case <-commit.C:
 			case <-idle.C:
-				l.commitIdle()
+				if err := l.commitIdle(); err != nil {
+					return err
+				}
 			case <-ctx.Done():
 				return context.Cause(ctx)
 			}
@@ -287,13 +292,14 @@ func (l *lane) sealDue() error {
 		dirty := t.flow.Dirty()
 		switch {
 		case t.end != nil:
-			if err := l.sealLast(t, dirty); err != nil {
+			if err := l.sealLast(t, t.flow.Unsealed()); err != nil {
 				return err
 			}
 		case t.baseComplete && !t.baseUncovered && !t.baseHanded:
 			l.hand(t, job{base: t.base, head: t.head})
 			t.baseHanded = true
-		case dirty && (idle || t.baseUncovered || time.Since(t.dirtySince) >= l.s.interval || t.flow.Pending() >= sealBytes):
+		case dirty && (idle || time.Since(t.dirtySince) >= l.s.interval || t.flow.Pending() >= sealBytes),
+			t.baseUncovered && t.flow.Unsealed(), l.tellNow(t):
 			if err := l.seal(t, false); err != nil {
 				return err
 			}
@@ -303,8 +309,8 @@ func (l *lane) sealDue() error {
 }
 
 // sealLast hands over what a task still has to commit, then its release.
-func (l *lane) sealLast(t *task, dirty bool) error {
-	if dirty {
+func (l *lane) sealLast(t *task, unsealed bool) error {
+	if unsealed {
 		return l.seal(t, true)
 	}
 	t.ended = true
@@ -316,6 +322,8 @@ func (l *lane) sealLast(t *task, dirty bool) error {
 
 // seal takes what has changed and hands it to the committer.
 func (l *lane) seal(t *task, last bool) error {
+	t.flow.TellLater(!last && !l.tellNow(t))
+	untold := t.flow.Untold()
 	sealed, err := t.flow.Seal()
 	if err != nil {
 		return fmt.Errorf("task %v: %w", t.id, err)
@@ -325,6 +333,9 @@ func (l *lane) seal(t *task, last bool) error {
 		if err := l.s.cfg.reached(l.s.ctx, "frames-repeated", t.id.String()); err != nil {
 			return err
 		}
+	}
+	if untold && !t.flow.Untold() {
+		t.toldAt = time.Now()
 	}
 	h := l.nextHead(t, sealed)
 	if last {
@@ -451,7 +462,7 @@ func (l *lane) takeImages() error {
 		if len(part) > 0 {
 			t.base.Add(part)
 		}
-		t.baseComplete, t.baseUncovered = !more, !more && t.flow.Dirty()
+		t.baseComplete, t.baseUncovered = !more, !more && t.flow.Unsealed()
 	}
 	return nil
 }
@@ -459,7 +470,7 @@ func (l *lane) takeImages() error {
 // commitIdle records positions that moved without a change of state, and that
 // the results of the last entry have been published, so that a restart has
 // little to read again and to look for.
-func (l *lane) commitIdle() {
+func (l *lane) commitIdle() error {
 	for _, t := range l.tasks {
 		if t.inFlight || t.ended || t.flow.Dirty() || time.Since(t.lastCommit) < l.s.cfg.idleCommit {
 			continue
@@ -469,11 +480,19 @@ func (l *lane) commitIdle() {
 			in := &l.s.inputs[i]
 			moved = moved || in.stage == t.id.Stage && p > t.head.Offsets[in.stream]
 		}
-		if moved || t.unconfirmed {
+		switch {
+		case !moved && !t.unconfirmed:
+		case t.flow.Unsealed():
+			// Watermarks that came by the exchange go with the positions behind them.
+			if err := l.seal(t, false); err != nil {
+				return err
+			}
+		default:
 			t.unconfirmed = false
 			l.hand(t, job{head: l.nextHead(t, flow.Sealed{}), positions: l.positions(t)})
 		}
 	}
+	return nil
 }
 
 // lowest returns, for an input, a position that every task of the lane which reads it

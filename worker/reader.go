@@ -182,7 +182,7 @@ func (r *reader) seek(ctx context.Context, through uint64) error {
 		cfg.Stream, cfg.Subjects, cfg.Created = r.mirror.name, partitionFilters(r.owned), time.Time{}
 	}
 	if r.stage > 0 {
-		cfg.Subjects = exchangeFilters(r.s.flow.Name(), r.stage, r.owned)
+		cfg.Subjects = exchangeFilters(r.s.flow, r.stage, r.owned)
 	}
 	if r.filtered() {
 		r.inCursor = slices.Clone(r.owned)
@@ -314,7 +314,7 @@ func (r *reader) handle(ctx context.Context, m *bus.Msg) error {
 	if err := r.checkGap(ctx, m.Seq); err != nil {
 		return err
 	}
-	last, ok := r.begin(m.Seq, m.Time)
+	last, ok := r.begin(m.Seq, m.Time, r.stage > 0 && isMark(m.Subject))
 	if !ok {
 		return errReachedLimit
 	}
@@ -354,8 +354,8 @@ func (r *reader) route(m *bus.Msg) error {
 
 // begin takes a message, unless it is beyond the limit. It counts as read from
 // here on: a limit that is set later cannot be before it. last says that it is
-// the last one.
-func (r *reader) begin(seq uint64, nanos int64) (last, ok bool) {
+// the last one. A watermark does not count as a frame.
+func (r *reader) begin(seq uint64, nanos int64, mark bool) (last, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.ended || nanos > r.until {
@@ -367,7 +367,9 @@ func (r *reader) begin(seq uint64, nanos int64) (last, ok bool) {
 		return false, false
 	}
 	r.read = seq
-	r.count++
+	if !mark {
+		r.count++
+	}
 	r.ended = seq == r.limit
 	return r.ended, true
 }

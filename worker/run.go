@@ -582,6 +582,7 @@ func (w *worker) session(ctx, term context.Context, member *control.Member, rec 
 	w.status.session(s)
 	s.wg.Go(func() { s.watchLimits(s.ctx) })
 	s.wg.Go(func() { s.trims(s.ctx) })
+	s.wg.Go(func() { s.tellDue(s.ctx) })
 	if cut := cutOf(rec); cut != nil {
 		s.log.Info("finishing a drain that was under way", "epoch", rec.Epoch, "cut", control.FormatCut(cut))
 	}

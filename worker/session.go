@@ -59,6 +59,10 @@ type session struct {
 	// exchange for each later stage.
 	inputs   []input
 	interval time.Duration
+	// tellEvery is how often a task commits for its watermark alone, elsewhere what the
+	// other workers have said of what is due.
+	tellEvery time.Duration
+	elsewhere dueElsewhere
 	// leftOver are the steps whose state was given up.
 	leftOver []string
 	log      *slog.Logger
@@ -66,6 +70,7 @@ type session struct {
 
 	conn *bus.Conn // reads and commits
 	out  *bus.Conn // publishes; guarded by the lease
+	side *bus.Conn // tells the other workers what is due
 	ctl  *control.Control
 	// controlStream holds the commands; a flow can ask for its own drain there.
 	controlStream string
@@ -135,7 +140,7 @@ type session struct {
 func newSession(term context.Context, w *worker, rec control.Record) *session {
 	s := &session{
 		cfg: &w.cfg, flow: w.flow, sources: w.flow.Sources(), interval: w.flow.Options().CommitInterval, leftOver: rec.LeftOver, known: rec.Sources,
-		log: w.log, metrics: w.metrics, conn: w.conn, ctl: w.ctl, controlStream: rec.Control.Stream, began: time.Now(),
+		log: w.log, metrics: w.metrics, conn: w.conn, side: w.side, ctl: w.ctl, tellEvery: tellPeriod(w.flow), controlStream: rec.Control.Stream, began: time.Now(),
 		released: make(chan *task, len(w.taskNames)), woken: make(chan struct{}, 1), troubles: map[*patience]string{}, warnings: map[string]string{}, generations: map[string]uint64{},
 		refusals: newRefusals(), taskNames: w.taskNames,
 	}
@@ -481,6 +486,7 @@ func (s *session) makeLanes() {
 			done: make(chan result, len(s.taskNames)),
 		}
 		s.lanes[i].due.Store(math.MaxInt64)
+		s.lanes[i].dueBehind.Store(math.MaxInt64)
 		s.low[i] = make([]atomic.Uint64, len(s.inputs))
 		for k := range s.low[i] {
 			s.low[i][k].Store(math.MaxUint64)

@@ -244,15 +244,26 @@ func collectExchange(ctx context.Context, conn *bus.Conn, rec control.Record, na
 	info, err := conn.Stream(ctx, name)
 	if err == nil {
 		x.Bytes = info.Bytes
-		x.Stored, err = conn.Count(ctx, name, []string{flow.ExchangeAll(rec.Flow)}, 0, info.LastSeq)
+		x.Stored, err = countFrames(ctx, conn, rec.Flow, 0, info.LastSeq)
 	}
 	if err == nil && !rec.State.Stopped() {
-		x.Frames, err = conn.Count(ctx, name, []string{flow.ExchangeAll(rec.Flow)}, at.Committed+1, info.LastSeq)
+		x.Frames, err = countFrames(ctx, conn, rec.Flow, at.Committed+1, info.LastSeq)
 	}
 	if err != nil {
 		x.Error = err.Error()
 	}
 	return x
+}
+
+// countFrames counts the frames in the exchange of a flow: what is there besides are
+// watermarks.
+func countFrames(ctx context.Context, conn *bus.Conn, name string, from, through uint64) (uint64, error) {
+	marks, err := conn.Count(ctx, flow.ExchangeStream(name), []string{flow.ExchangeMarksAll(name)}, from, through)
+	if err != nil {
+		return 0, err
+	}
+	all, err := conn.Count(ctx, flow.ExchangeStream(name), []string{flow.ExchangeAll(name)}, from, through)
+	return above(all, marks), err
 }
 
 // snapshotBytes is the size of the snapshots of a flow, as a drain reports it.

@@ -17,6 +17,7 @@ package flowtest
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"natsflow/flow"
@@ -220,7 +221,7 @@ func (r *Runner) read() error {
 
 // Pause lets time pass without a record. The clock of the server goes on, and the
 // watermarks of the sources follow as they do in a worker that has read all there
-// is.
+// is. Later stages learn of it with the next commit, as they learn of records.
 func (r *Runner) Pause(d time.Duration) {
 	r.tb.Helper()
 	r.now, r.quiet = r.now.Add(d), true
@@ -299,14 +300,17 @@ func (r *Runner) cross(i int) error {
 		router.Seen(p, uint64(t.crossed))
 		from = min(from, t.crossed)
 	}
+	stage := strings.TrimSuffix(flow.ExchangeSubjects(r.f.Name(), i+1), "*")
 	for k, o := range r.exchange[from:] {
-		for p := range tasks {
-			if string(o.Subject) != flow.ExchangeSubject(r.f.Name(), i+1, p) {
-				continue
-			}
-			if err := router.RouteFrame(p, uint64(from+k+1), o.Data); err != nil {
-				return err
-			}
+		if !strings.HasPrefix(string(o.Subject), stage) {
+			continue
+		}
+		p, err := flow.ExchangePartition(string(o.Subject))
+		if err == nil {
+			err = router.RouteFrame(p, uint64(from+k+1), o.Data)
+		}
+		if err != nil {
+			return err
 		}
 	}
 	var failed error
