@@ -323,7 +323,7 @@ func keptCodec(version int, check func(*keptRecord) error) StateCodec[keptRecord
 			s.nanos = s.at + r.varint()
 			s.seq = r.uvarint()
 			s.stream, s.subject = text(&stream, r.bytes()), text(&subject, r.bytes())
-			if r.bad {
+			if r.bad || s.at < minTime.UnixNano() || s.at >= maxTime.UnixNano() {
 				return fmt.Errorf("%w of a join", errKept)
 			}
 			s.data = bytes.Clone(r.data)
