@@ -100,7 +100,8 @@ func Join[L, R, U any](left Stream[L], right Stream[R], id string, cfg JoinConfi
 	step := stateful(left, "join", id, cfg.Version, opts)
 	delay := max(left.delay, right.delay) + cfg.AllowedLateness
 	results, lateLeft, lateRight = then[L, U](left), then[L, L](left), then[R, R](right)
-	results.delay = cfg.resultsDelay(delay)
+	// Their times go back, and their positions are of several sources.
+	results.source, results.delay = 0, cfg.resultsDelay(delay)
 	checkInputs(step, left, right)
 	left.b.need(step, "function Join", cfg.Join != nil)
 	left.b.need(step, "codec with Encode and Decode for the left records", cfg.Left.usable())
@@ -109,7 +110,7 @@ func Join[L, R, U any](left Stream[L], right Stream[R], id string, cfg JoinConfi
 		left.b.errorf("step %q: %w", id, err)
 	}
 	if cfg.Windows != (Windows{}) || cfg.Before != Forever || cfg.After != Forever {
-		left.b.timed = true
+		left.b.waits(left.stage)
 	}
 	node := new(joinNode)
 	bind := func(in *instance) *joined[L, R, U] {
@@ -268,7 +269,7 @@ func (s *joinSpan) partners(side joinSide, at int64) (first, last int64) {
 func (s *joinSpan) due(side joinSide, at int64) int64 {
 	_, last := s.partners(side, at)
 	if last > math.MaxInt64-1-s.delay {
-		return math.MaxInt64
+		return noDue
 	}
 	return last + 1 + s.delay
 }
@@ -449,7 +450,7 @@ func (op *joined[L, R, U]) due(of *keptKey) int64 {
 }
 
 func (op *joined[L, R, U]) firstDue(of *keptKey) (left, right int64) {
-	left, right = math.MaxInt64, math.MaxInt64
+	left, right = noDue, noDue
 	if l := of.lists[0]; len(l) > 0 {
 		left = op.span.due(sideLeft, l[0].state.at)
 	}

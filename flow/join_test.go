@@ -25,6 +25,8 @@ type joinFlow struct {
 	partitions int
 	onError    flow.OnError
 	late       bool
+	// rekeyed lets both streams cross to another stage before.
+	rekeyed bool
 }
 
 // joinValues makes the result of a pair.
@@ -71,6 +73,21 @@ func timedKeyed(b *flow.Builder, stream string, clock *flow.EventTime[string]) f
 	})
 }
 
+// crossed gives records another key and back: those of a key are in one of two
+// partitions or so between, and come from there.
+func crossed(s flow.Stream[string]) flow.Stream[string] {
+	under := flow.Map(s, func(m *flow.Meta, v string) (string, error) { return m.Key + " " + v, nil })
+	other := flow.Rekey(under, func(_ *flow.Meta, v string) (string, error) { return v[len(v)-1:], nil }, flow.TextCodec())
+	back := flow.Rekey(other, func(_ *flow.Meta, v string) (string, error) {
+		key, _, _ := strings.Cut(v, " ")
+		return key, nil
+	}, flow.TextCodec())
+	return flow.Map(back, func(_ *flow.Meta, v string) (string, error) {
+		_, v, _ = strings.Cut(v, " ")
+		return v, nil
+	})
+}
+
 func (j joinFlow) builder() *flow.Builder {
 	if j.partitions == 0 {
 		j.partitions = 1
@@ -80,7 +97,11 @@ func (j joinFlow) builder() *flow.Builder {
 		j.cfg.Join = joinValues
 	}
 	j.cfg.Left, j.cfg.Right = flow.TextCodec(), flow.TextCodec()
-	results, lateLeft, lateRight := flow.Join(timedKeyed(b, "L", j.clock), timedKeyed(b, "R", j.clock), "join", j.cfg)
+	left, right := timedKeyed(b, "L", j.clock), timedKeyed(b, "R", j.clock)
+	if j.rekeyed {
+		left, right = crossed(left), crossed(right)
+	}
+	results, lateLeft, lateRight := flow.Join(left, right, "join", j.cfg)
 	flow.To(results, textSink("OUT"))
 	if j.late {
 		flow.To(lateLeft, textSink("LATEL"))
@@ -323,6 +344,19 @@ func TestJoin_Late(t *testing.T) {
 	wantErrors(t, timed(t, j.build(t), lines...),
 		"join: late: its time is 2026-01-01T11:39:59Z, it would have been kept until the watermark 2026-01-01T12:59:59.000000001Z, the watermark is 2026-01-01T13:00:00Z",
 		"join: late: its time is 2026-01-01T12:29:59Z, it would have been kept until the watermark 2026-01-01T12:59:59.000000001Z, the watermark is 2026-01-01T13:00:00Z")
+}
+
+// Behind a change of key the watermark is that which crosses.
+func TestJoin_BehindRekey(t *testing.T) {
+	j := joinFlow{cfg: anHourAndTen(flow.OuterJoin), rekeyed: true, partitions: 3}
+	r := timed(t, j.build(t), joinLines...)
+	got := r.Data("OUT")
+	slices.Sort(got)
+	want := []string{"a -+fifth", "a 1+first", "a 1+second", "a 1+third", "a 2+fourth", "a 2+second", "a 2+third", "a 4+-", "b -+other", "c 3+-"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("OUT (-want +got):\n%s", diff)
+	}
+	wantErrors(t, r)
 }
 
 // A pair that fails costs the pair: the record at hand is one dead letter, whatever
@@ -575,7 +609,7 @@ func TestJoin_Model(t *testing.T) {
 			clock.Lateness, cfg.AllowedLateness = 0, 20*time.Second
 		}
 		all := drawRecords(t, "a", "b", "c")
-		f := joinFlow{cfg: cfg, clock: clock, partitions: rapid.IntRange(1, 3).Draw(t, "partitions")}.build(t)
+		f := joinFlow{cfg: cfg, clock: clock, partitions: rapid.IntRange(1, 3).Draw(t, "partitions"), rekeyed: rapid.Bool().Draw(t, "rekeyed")}.build(t)
 		if diff := cmp.Diff(naiveJoin(cfg, all), playDrawn(t, f, all)); diff != "" {
 			t.Fatalf("results (-want +got):\n%s", diff)
 		}

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"math"
 	"time"
 )
 
@@ -71,8 +70,9 @@ func JoinTable[L, R, U any](stream Stream[L], table Stream[R], id string, cfg Ta
 		b.errorf("step %q: %w", id, err)
 	}
 	if !cfg.Latest {
-		b.timed = true
-		results.delay = max(stream.delay+cfg.AllowedLateness, table.delay)
+		b.waits(stream.stage)
+		// They come in the order of their times, not of their positions.
+		results.source, results.delay = 0, max(stream.delay+cfg.AllowedLateness, table.delay)
 	}
 	node := new(joinNode)
 	bind := func(in *instance) *tableJoined[L, R, U] {
@@ -310,7 +310,7 @@ func (op *tableJoined[L, R, U]) due(of *keptKey) int64 {
 // before the next one. That nothing is there is known without a record of it.
 func (op *tableJoined[L, R, U]) dropDue(of *keptKey) int64 {
 	versions := of.lists[1]
-	due := int64(math.MaxInt64)
+	due := noDue
 	if len(versions) == 0 || op.cfg.Latest {
 		return due
 	}

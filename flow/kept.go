@@ -93,12 +93,26 @@ type keptKey struct {
 	isIn   bool
 }
 
+// keptDue is a key with the time at which something is to be done for it. The order is
+// by that, and by the key.
+type keptDue struct {
+	due int64
+	of  *keptKey
+}
+
+func (e keptDue) before(o keptDue) bool {
+	if e.due != o.due {
+		return e.due < o.due
+	}
+	return strings.Compare(e.of.key, o.of.key) < 0
+}
+
 // keptRecords is what a join keeps in a task.
 type keptRecords struct {
 	table  *table[keptRecord]
 	keys   map[string]*keptKey
 	number uint64
-	heap   timeHeap[*keptKey]
+	heap   heap[keptDue]
 	// due says at which watermark something is to be done for a key; the highest
 	// number for never.
 	due func(k *keptKey) int64
@@ -218,9 +232,9 @@ func (k *keptRecords) matched(c *keptCell) {
 // queue makes sure that the heap has an entry for a key that is not too late.
 func (k *keptRecords) queue(of *keptKey) {
 	due := k.due(of)
-	if due < math.MaxInt64 && (!of.isIn || due < of.queued) {
+	if due < noDue && (!of.isIn || due < of.queued) {
 		of.queued, of.isIn = due, true
-		k.heap.push(timeEntry[*keptKey]{due, of.key, of})
+		k.heap.push(keptDue{due, of})
 	}
 }
 
@@ -241,7 +255,7 @@ func (k *keptRecords) next() int64 {
 		}
 		k.heap.pop()
 	}
-	return math.MaxInt64
+	return noDue
 }
 
 // pop takes the key that is due first off the heap; next has been called.

@@ -82,6 +82,9 @@ type scope struct {
 	lost bool
 	// windowed: they are results of windows, which come of no single record.
 	windowed bool
+	// joined: they do not come in the order of their times, though they may be of one
+	// source.
+	joined bool
 }
 
 // lookup checks that a path can name something and returns it. The mistake, if

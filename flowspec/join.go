@@ -352,6 +352,7 @@ func (p *specParser) joinNames(f field, forms map[string]field, st *joinStep, le
 		}
 	}
 	p.scope.lost = left.lost || right.lost
+	p.scope.joined = left.joined || !st.latest
 	if st.leftAs == "" && !left.known {
 		p.scope.format = JSON
 		return

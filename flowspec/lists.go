@@ -374,7 +374,7 @@ func (sc *scope) merge(other scope) {
 			sc.reads = append(sc.reads, src)
 		}
 	}
-	sc.windowed = sc.windowed || other.windowed
+	sc.windowed, sc.joined = sc.windowed || other.windowed, sc.joined || other.joined
 	if !sc.known || !other.known {
 		sc.known, sc.members, sc.from = false, nil, ""
 		return

@@ -575,8 +575,8 @@ func (p *specParser) dedupeStep(f field) step {
 		case "for":
 			within = true
 			st.within, _ = p.duration(form.value, "dedupe.for")
-			if st.within > flow.MaxDedupe && (p.scope.stage > 0 || len(p.scope.reads) > 1) {
-				p.errorf(p.at(form.value), "", "dedupe.for: at most 7300 days are possible for records of several sources, and behind a change of key")
+			if st.within > flow.MaxDedupe && (p.scope.stage > 0 || p.scope.joined || len(p.scope.reads) > 1) {
+				p.errorf(p.at(form.value), "", "dedupe.for: at most 7300 days are possible for records of several sources, and behind a change of key or a join")
 			}
 		default:
 			p.unknown(form, "dedupe", "by", "for")

@@ -23,6 +23,8 @@ type joinedFlow struct {
 	within  time.Duration
 	clock   *flow.EventTime[string]
 	options flow.Options
+	// crossed lets both sources cross to another stage before.
+	crossed bool
 }
 
 func (j joinedFlow) build(tb testing.TB) *flow.Flow {
@@ -35,10 +37,15 @@ func (j joinedFlow) build(tb testing.TB) *flow.Flow {
 			clock.Of = func(_ *flow.Meta, v string) (time.Time, error) { return timeIn(v) }
 			src.Time = clock
 		}
-		return flow.KeyBy(flow.From(b, src, flow.DecodeText()), func(_ *flow.Meta, v string) (string, error) {
+		key := func(_ *flow.Meta, v string) (string, error) {
 			key, _, _ := strings.Cut(v, " ")
 			return key, nil
-		})
+		}
+		s := flow.From(b, src, flow.DecodeText())
+		if j.crossed {
+			return flow.Rekey(flow.KeyBy(s, func(m *flow.Meta, v string) (string, error) { return key(m, "x"+v) }), key, flow.TextCodec())
+		}
+		return flow.KeyBy(s, key)
 	}
 	left, right := read("IN"), read("IN2")
 	text := func(v *string) string {
@@ -202,6 +209,7 @@ func TestRun_joinHistories(t *testing.T) {
 		if seed%4 > 1 {
 			j.clock = &flow.EventTime[string]{Lateness: 5 * time.Second}
 		}
+		j.crossed = seed%5 == 4
 		c := &crew{lab: l, rng: rng, f: j.build(t)}
 		first := c.start(c.f, Config{Name: "first", LeaseTTL: 2 * time.Second}, nil)
 		c.alive, c.all = []*process{first}, []*process{first}
