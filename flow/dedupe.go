@@ -15,8 +15,8 @@ const MaxDedupe = maxWindow
 // than `within` before. id is the identity of the state.
 //
 // Where the records come from one source and have their first key, the time is the
-// timestamp that the source stream gave them. Elsewhere, behind a [Merge] of sources or
-// behind a [Rekey], records do not come in the order of their times: there the time is
+// timestamp that the source stream gave them. Elsewhere, behind a [Merge] of sources, a
+// [Rekey] or a join, records do not come in the order of their times: there the time is
 // that of [Meta.EventTime], a repeat is a record less than `within` before or after one
 // that was accepted, and a value is forgotten when the watermark of the task says that no
 // record can repeat it any more. A record that comes later than that is accepted.

@@ -66,6 +66,13 @@
 // a time happens, aggregates emit what they have once more. [Meta.Pane] tells such
 // results from ordinary ones. [Task.Drain] is what a runtime calls for that.
 //
+// # Joins
+//
+// [Join] brings together the records of two keyed streams that have the same key and
+// times that are close; [JoinTable] those of a stream with what a table had at their
+// time. What has come is kept for as long as a record that is not late may meet it. So
+// which results there are does not depend on how the two streams are read.
+//
 // Package natsflow/flow/flowtest runs a flow in memory, for tests.
 //
 // # Failures

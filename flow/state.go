@@ -57,6 +57,8 @@ type table[S any] struct {
 	free    []int32
 	next    nextDelta[S]
 	scratch []byte
+	// validKey, if it is set, tells the keys of cells from other bytes.
+	validKey func(key []byte) bool
 	// onLoaded is called when recovery has loaded all images.
 	onLoaded func()
 }
@@ -167,6 +169,9 @@ func (tab *table[S]) appendImage(dst []byte, slot, n int) ([]byte, int, error) {
 }
 
 func (tab *table[S]) load(version int, key, value []byte) error {
+	if tab.validKey != nil && !tab.validKey(key) {
+		return fmt.Errorf("key %q: not one of this step", key)
+	}
 	c := tab.cells[string(key)]
 	if value == nil {
 		if c != nil {

@@ -257,7 +257,7 @@ func (t *Task) deadLetter(m *Meta, e *StepError) {
 		HeaderDeadStep, e.Step,
 		HeaderDeadError, headerText(e.Err.Error()),
 	}
-	if m.frame > 0 {
+	if m.frame > 0 || t.stage > 0 && m.Seq > 0 {
 		headers = append(headers, HeaderDeadStage, strconv.Itoa(t.stage))
 	}
 	if m.Seq == 0 {

@@ -74,6 +74,10 @@ func (l *stepList) build(streams map[string]flow.Stream[record]) flow.Stream[rec
 		in = flow.Merge(in, others...)
 	}
 	for _, st := range l.steps {
+		if join, ok := st.(*joinStep); ok {
+			in = join.buildWith(in, streams[join.with])
+			continue
+		}
 		in = st.build(in)
 	}
 	return in

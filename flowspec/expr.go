@@ -87,6 +87,9 @@ type scope struct {
 	// panes are the members that only some of them have: those that say what kind of
 	// result it is.
 	panes []string
+	// joined: they do not come in the order of their times, though they may be of one
+	// source.
+	joined bool
 }
 
 // lookup checks that a path can name something and returns it. The mistake, if

@@ -28,6 +28,14 @@ func (l *stepList) prefix() string {
 	return l.name + "."
 }
 
+// reads tells whether the list reads what has that name, or a join of it does.
+func (l *stepList) reads(name string) bool {
+	return slices.Contains(l.from, name) || slices.ContainsFunc(l.steps, func(st step) bool {
+		join, ok := st.(*joinStep)
+		return ok && join.with == name
+	})
+}
+
 // named tells whether the flow has named lists.
 func (s *Spec) named() bool { return len(s.lists) > 0 && s.lists[0].name != "" }
 
@@ -40,6 +48,8 @@ type place struct {
 	// list is nil for a source.
 	list *listSource
 	read bool
+	// done is false for a list whose steps have not been read.
+	done bool
 }
 
 // listSource is a named list that is being read from the file.
@@ -47,6 +57,8 @@ type listSource struct {
 	field field
 	// from are the entries that name something.
 	from []scalar
+	// joins are the lists that its joins name.
+	joins []scalar
 	// lost is true where an entry is wrong.
 	lost  bool
 	steps *field
@@ -158,6 +170,12 @@ func (p *specParser) listFields(l *listSource) {
 			p.from(l, f, what+".from")
 		case "steps":
 			l.steps = &f
+			l.joins = p.joinedLists(f.value)
+			for _, s := range l.joins {
+				if at := p.places[s.text]; at != nil {
+					at.read = true
+				}
+			}
 		default:
 			p.unknown(f, what, "from", "steps")
 		}
@@ -240,9 +258,9 @@ func (p *specParser) inOrder(lists []*listSource) []*listSource {
 
 // waitsFor returns the first of the waiting lists that a list reads.
 func (p *specParser) waitsFor(l *listSource, waiting []*listSource) *listSource {
-	for _, s := range l.from {
-		if other := p.places[s.text].list; other != nil && slices.Contains(waiting, other) {
-			return other
+	for _, s := range slices.Concat(l.from, l.joins) {
+		if other := p.places[s.text]; other != nil && other.list != nil && slices.Contains(waiting, other.list) {
+			return other.list
 		}
 	}
 	return nil
@@ -265,10 +283,15 @@ func (p *specParser) openCircle(waiting []*listSource) {
 		names = append(names, circle[(start+i)%len(circle)].field.name)
 	}
 	l := circle[start]
-	next := names[1]
-	i := slices.IndexFunc(l.from, func(s scalar) bool { return s.text == next })
-	p.errorf(l.from[i].start, "", "steps.%s.from: the lists read each other in a circle: %s", l.field.name, strings.Join(names, " reads "))
-	l.from, l.lost = slices.Delete(l.from, i, i+1), true
+	next := func(s scalar) bool { return s.text == names[1] }
+	if i := slices.IndexFunc(l.from, next); i >= 0 {
+		p.errorf(l.from[i].start, "", "steps.%s.from: the lists read each other in a circle: %s", l.field.name, strings.Join(names, " reads "))
+		l.from, l.lost = slices.Delete(l.from, i, i+1), true
+		return
+	}
+	i := slices.IndexFunc(l.joins, next)
+	p.errorf(l.joins[i].start, "", "join.with: the lists read each other in a circle: %s", strings.Join(names, " reads "))
+	l.joins = slices.DeleteFunc(l.joins, next)
 }
 
 // parseList reads the steps of a list, behind those that it reads.
@@ -285,7 +308,7 @@ func (p *specParser) parseList(l *listSource) {
 			p.stepsOf(l.list, nodes)
 		}
 	}
-	p.places[l.field.name].scope = p.scope
+	p.places[l.field.name].scope, p.places[l.field.name].done = p.scope, true
 }
 
 // merged is what is known of the records that a list reads.
@@ -353,7 +376,7 @@ func (sc *scope) merge(other scope) {
 			sc.reads = append(sc.reads, src)
 		}
 	}
-	sc.windowed = sc.windowed || other.windowed
+	sc.windowed, sc.joined = sc.windowed || other.windowed, sc.joined || other.joined
 	if !sc.known || !other.known {
 		sc.known, sc.members, sc.from = false, nil, ""
 		return

@@ -274,3 +274,25 @@ func eachElement(array string, fn func(record)) {
 		return true
 	})
 }
+
+// appendMembers appends the members of a JSON object, byte for byte, but the ones with
+// that name.
+func appendMembers(dst []byte, object []byte, but string) []byte {
+	inner := strings.TrimSpace(text(object))
+	inner = strings.TrimSpace(inner[1 : len(inner)-1])
+	if !gjson.Get(text(object), gjson.Escape(but)).Exists() {
+		return append(dst, inner...)
+	}
+	from := len(dst)
+	gjson.Parse(text(object)).ForEach(func(k, v gjson.Result) bool {
+		if k.Str == but {
+			return true
+		}
+		if len(dst) > from {
+			dst = append(dst, ',')
+		}
+		dst = append(append(append(dst, k.Raw...), ':'), v.Raw...)
+		return true
+	})
+	return dst
+}

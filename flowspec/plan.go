@@ -154,6 +154,11 @@ func (l *stepList) planStep(st step, key string) PlanStep {
 			planned.State += ", with its open windows"
 			planned.StateVersion += windowVersion
 		}
+	case *joinStep:
+		planned.State, planned.StateVersion = st.state(key), joinVersion
+		if st.table {
+			planned.Kind = kindTable
+		}
 	case *dedupeStep:
 		planned.State = fmt.Sprintf("one entry for each key (%s) and value (%s), kept for %s", key, st.by.text, formatDuration(st.within))
 	}
@@ -186,7 +191,7 @@ func (p *planner) list(l *stepList, readers []string) {
 		}
 		at := &p.Stages[stage]
 		at.Steps = append(at.Steps, l.planStep(st, strings.Join(key, "; ")))
-		if to := sinkOf(st); to != nil {
+		for _, to := range sinksOf(st) {
 			p.addSink(to)
 		}
 		if look, ok := st.(*lookupStep); ok {
@@ -235,7 +240,7 @@ func union(a, b []string) []string {
 func (s *Spec) readers(name string) []string {
 	var names []string
 	for _, l := range s.lists {
-		if slices.Contains(l.from, name) {
+		if l.reads(name) {
 			names = append(names, l.name)
 		}
 	}

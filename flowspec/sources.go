@@ -40,7 +40,7 @@ func (p *specParser) parseSources(one, many, steps *field) {
 	}
 	for i := range p.spec.Sources {
 		src := &p.spec.Sources[i]
-		p.places[src.Name] = &place{at: at[i], scope: sourceScope(src)}
+		p.places[src.Name] = &place{at: at[i], scope: sourceScope(src), done: true}
 	}
 }
 

@@ -130,7 +130,7 @@ func TestSpec_Hash(t *testing.T) {
 func TestSpec_Plan(t *testing.T) {
 	for name, path := range map[string]string{
 		"flights": "../examples/flights", "earthquakes": "../examples/earthquakes", "travel": "testdata/travel.yaml", "daily": "../examples/flights/daily.yaml", "stages": "testdata/stages.yaml", "redistribute": "testdata/redistribute.yaml",
-		"tables": "testdata/tables.yaml",
+		"tables": "testdata/tables.yaml", "joins": "testdata/joins.yaml",
 	} {
 		s, err := Load(path)
 		if err != nil {
@@ -179,7 +179,7 @@ func checkPlan(t *testing.T, s *Spec, plan Plan) {
 	}
 	for _, step := range f.Steps() {
 		p, ok := planned[step.ID]
-		if step.Kind == "source" || step.Kind == "merge" || strings.HasSuffix(step.ID, ".stop-when") || strings.HasSuffix(step.ID, ".key") {
+		if step.Kind == "source" || step.Kind == "merge" || strings.HasSuffix(step.ID, ".stop-when") || strings.HasSuffix(step.ID, ".key") || strings.HasSuffix(step.ID, ".late") || strings.HasSuffix(step.ID, ".late-with") {
 			continue
 		}
 		if !ok || p.Kind != step.Kind || (p.State != "") != step.Stateful || p.StateVersion != step.Version || stages[step.ID] != step.Stage {

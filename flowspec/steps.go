@@ -37,15 +37,17 @@ type stepHead struct {
 
 func (h *stepHead) head() *stepHead { return h }
 
-// sinkOf returns what a step publishes to, nil if it does not.
-func sinkOf(st step) *toStep {
+// sinksOf returns what a step publishes to.
+func sinksOf(st step) []*toStep {
 	switch st := st.(type) {
 	case *toStep:
-		return st
+		return []*toStep{st}
 	case *aggregateStep:
-		if st.windows != nil {
-			return st.windows.late
+		if st.windows != nil && st.windows.late != nil {
+			return []*toStep{st.windows.late}
 		}
+	case *joinStep:
+		return st.sinks()
 	}
 	return nil
 }
@@ -111,7 +113,7 @@ type toStep struct {
 	inTask bool
 }
 
-var operators = []string{"filter", "map", "expand", "redistribute", "key", "lookup", "aggregate", "dedupe", "to"}
+var operators = []string{"filter", "map", "expand", "redistribute", "key", "lookup", "aggregate", "dedupe", "join", "to"}
 
 // rawStep is a step whose fields have been told apart.
 type rawStep struct {
@@ -133,7 +135,7 @@ func (p *specParser) stepsOf(l *stepList, nodes []ast.Node) {
 			h := s.head()
 			h.stage = stage
 			h.kind, h.at = raw.op.name, raw.op.at
-			h.stateful = h.kind == "aggregate" || h.kind == "dedupe"
+			h.stateful = h.kind == "aggregate" || h.kind == "dedupe" || h.kind == "join"
 			if raw.id != nil {
 				h.id, h.idAt = p.stepID(*raw.id)
 			}
@@ -183,11 +185,11 @@ func (p *specParser) rawStep(n ast.Node) (raw rawStep, ok bool) {
 	if raw.emit != nil && raw.op.name != "aggregate" {
 		p.errorf(raw.emit.at, "", "emit belongs to an aggregate")
 	}
-	if raw.window != nil && raw.op.name != "aggregate" {
-		p.errorf(raw.window.at, "", "window belongs to an aggregate")
+	if raw.window != nil && raw.op.name != "aggregate" && raw.op.name != "join" {
+		p.errorf(raw.window.at, "", "window belongs to an aggregate or a join")
 	}
-	if raw.late != nil && raw.window == nil {
-		p.errorf(raw.late.at, "", "late belongs to an aggregate with a window")
+	if raw.late != nil && raw.window == nil && raw.op.name != "join" {
+		p.errorf(raw.late.at, "", "late belongs to an aggregate with a window, or to a join")
 	}
 	if raw.onDrain != nil && raw.window == nil {
 		p.errorf(raw.onDrain.at, "", "on_drain belongs to an aggregate with a window")
@@ -203,6 +205,8 @@ func (p *specParser) strayFields(raw rawStep, stray []field, isStep bool) {
 	switch raw.op.name {
 	case "aggregate":
 		options = append(options, "emit", "window", "late", "on_drain")
+	case "join":
+		options = append(options, "window", "late")
 	case "to":
 		options = append(options, "stop_when")
 	}
@@ -257,9 +261,12 @@ func (p *specParser) nameSteps(lists []*stepList) {
 	defer func() {
 		for _, l := range lists {
 			for _, s := range l.steps {
-				if st, ok := s.(*aggregateStep); ok && st.windows != nil && st.windows.late != nil {
-					// An id in a file has no dot.
-					st.windows.late.id = st.id + ".late"
+				// An id in a file has no dot.
+				switch late := sinksOf(s); s.(type) {
+				case *aggregateStep, *joinStep:
+					for i, name := range []string{".late", ".late-with"}[:len(late)] {
+						late[i].id = s.head().id + name
+					}
 				}
 			}
 		}
@@ -308,6 +315,8 @@ func (p *specParser) step(raw rawStep) step {
 		return p.aggregateStep(raw)
 	case "dedupe":
 		return p.dedupeStep(f)
+	case "join":
+		return p.joinStep(raw)
 	}
 	return p.toStep(f, raw.stopWhen)
 }
@@ -529,8 +538,8 @@ func (p *specParser) dedupeStep(f field) step {
 		case "for":
 			within = true
 			st.within, _ = p.duration(form.value, "dedupe.for")
-			if st.within > flow.MaxDedupe && (p.scope.stage > 0 || len(p.scope.reads) > 1) {
-				p.errorf(p.at(form.value), "", "dedupe.for: at most 7300 days are possible for records of several sources, and behind a change of key")
+			if st.within > flow.MaxDedupe && (p.scope.stage > 0 || p.scope.joined || len(p.scope.reads) > 1) {
+				p.errorf(p.at(form.value), "", "dedupe.for: at most 7300 days are possible for records of several sources, and behind a change of key or a join")
 			}
 		default:
 			p.unknown(form, "dedupe", "by", "for")
