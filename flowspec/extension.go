@@ -76,9 +76,10 @@ type pending struct{ v, by value }
 // addExtended is add for groups with extensions. All members are looked at before the
 // first extension changes.
 func (a *aggregate) addExtended(m *flow.Meta, g *group, r record) error {
-	next := slices.Clone(g.accs)
-	if next == nil {
-		next = make([]acc, len(a.slots))
+	var stack [maxStack]acc
+	next := append(stack[:0], g.accs...)
+	if g.accs == nil {
+		next = append(next, make([]acc, len(a.slots))...)
 	}
 	for i, member := range a.slots {
 		v, err := member.arg.eval(m, r)
@@ -90,8 +91,8 @@ func (a *aggregate) addExtended(m *flow.Meta, g *group, r record) error {
 		}
 	}
 	all := g.more.all(a.extended)
-	var stack [maxStack]pending
-	waiting := stack[:0]
+	var few [maxStack]pending
+	waiting := few[:0]
 	for i, member := range a.extended {
 		p, err := member.evaluate(m, r)
 		if err == nil && !p.v.isNull() {
@@ -108,7 +109,10 @@ func (a *aggregate) addExtended(m *flow.Meta, g *group, r record) error {
 		}
 	}
 	g.records++
-	g.accs = next
+	if g.accs == nil {
+		g.accs = make([]acc, len(a.slots))
+	}
+	copy(g.accs, next)
 	if g.more == nil {
 		g.more = &all
 	}
