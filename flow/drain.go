@@ -56,6 +56,10 @@ type keyedEnding struct {
 // atDrain makes fn run for each key that the table has at the end of a drain, in the
 // order of the keys, when the steps before have come to their end. It may change the
 // state, and marks it then.
+//
+// It is also for a step that waits for times and sets new ones when it fires: in [Finish]
+// such a step does what waits for a key here, and has nothing due while [Task.finishing].
+// After a crash the mark of the keys tells what has been set meanwhile, and so stays.
 func atDrain[S any](t *Task, step int, tab *table[S], in func(DrainMode) bool, fn func(d *Drain, c *cell[S])) {
 	t.endings = append(t.endings, &keyedEnding{
 		step: step, in: in,

@@ -26,6 +26,8 @@ type endFlow struct {
 	options flow.Options
 	// emit is that of the totals.
 	emit flow.EmitMode
+	// groups, if there are any, are windows in place of the counts of groups.
+	groups flow.Windows
 	// fails makes the result of a window an error.
 	fails func(m *flow.Meta) bool
 }
@@ -62,9 +64,21 @@ func (e endFlow) build(tb testing.TB) *flow.Flow {
 	})
 	sink(windows, "OUT")
 	complete := flow.Filter(windows, func(_ *flow.Meta, r endResult) (bool, error) { return r.Pane == "none" || r.Pane == "final", nil })
-	sink(totals(flow.Rekey(complete, func(_ *flow.Meta, r endResult) (string, error) {
+	groups := flow.Rekey(complete, func(_ *flow.Meta, r endResult) (string, error) {
 		return groupOf(r.Key, 1), nil
-	}, flow.JSONCodec[endResult]()), "groups", flow.EmitCommit, func(r endResult) int { return r.N }), "GROUPS")
+	}, flow.JSONCodec[endResult]())
+	if e.groups == (flow.Windows{}) {
+		sink(totals(groups, "groups", flow.EmitCommit, func(r endResult) int { return r.N }), "GROUPS")
+	} else {
+		windows, _ := flow.Window(groups, "groups", e.groups, flow.WindowAggregator[endResult, int, endResult]{
+			State: flow.JSONState[int](1, nil),
+			Add:   func(_ *flow.Meta, n *int, r endResult) error { *n += r.N; return nil },
+			Result: func(m *flow.Meta, w flow.Span, n *int) (endResult, error) {
+				return endResult{m.Key, w.Start, *n, m.Pane().String()}, nil
+			},
+		})
+		sink(windows, "GROUPS")
+	}
 	sink(totals(keyed, "totals", e.emit, func(string) int { return 1 }), "TOTALS")
 	f, err := b.Build()
 	if err != nil {
@@ -208,6 +222,61 @@ func TestFinish(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestFinish_laterWindows: windows of a later stage have what the windows before them
+// have at the end, and close behind them. Some have closed by themselves before, and some
+// have had early results.
+func TestFinish_laterWindows(t *testing.T) {
+	bubble(t, func(t *testing.T, l *lab) {
+		l.sleepUntil(0)
+		e := endFlow{windows: flow.Tumbling(10 * time.Second), options: flow.Options{Partitions: 4}, groups: flow.Tumbling(time.Minute)}
+		e.groups.Early = 20 * time.Second
+		e.groups.OnDrain = flow.EmitPartial
+		f := e.build(t)
+		for i := range 3 {
+			var all []*process
+			for k := range 2 {
+				all = append(all, l.start(f, Config{Name: fmt.Sprintf("w%d", k), Resume: true}, nil))
+				l.awaitPhase(all[k], "running")
+			}
+			for range 7 {
+				l.more(20)
+				l.pass(11 * time.Second)
+			}
+			l.more(20)
+			if i == 1 {
+				l.send("control.drain.count", `{"at":"head"}`)
+				for _, p := range all {
+					if err := p.wait(); err != nil {
+						t.Fatal(err)
+					}
+				}
+				continue
+			}
+			l.finishAt("head", all...)
+			panes, sum := map[string]int{}, map[string]int{}
+			for _, r := range l.endResults("GROUPS") {
+				panes[r.Pane]++
+				if r.Pane == "none" || r.Pane == "final" {
+					sum[r.Key] += r.N
+				}
+			}
+			want := map[string]int{}
+			for key, n := range l.fed {
+				want[groupOf(key, 1)] += n
+			}
+			if diff := cmp.Diff(want, sum); diff != "" {
+				t.Fatalf("%d: records in windows of groups (-want +got):\n%s", i, diff)
+			}
+			if panes["none"] == 0 || panes["early"] == 0 || panes["final"] == 0 || (panes["partial"] > 0) != (i == 2) {
+				t.Errorf("%d: results %v", i, panes)
+			}
+			if n := l.count("NATSFLOW_DLQ"); n > 0 {
+				t.Errorf("%d dead letters", n)
+			}
+		}
+	})
 }
 
 // groups are those of the keys.
