@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/signal"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 
@@ -22,8 +23,14 @@ import (
 	"natsflow/worker"
 )
 
-// stream is the one that all events are in.
-const stream = "NEXMARK"
+const (
+	// stream is the one that all events are in.
+	stream = "NEXMARK"
+	// side is the bucket that query 13 looks auctions up in, by their numbers modulo
+	// sideKeys.
+	side     = "NEXMARK_SIDE"
+	sideKeys = 10_000
+)
 
 // flows are the queries in Go.
 var flows = map[string]func() (*flow.Flow, error){}
@@ -37,7 +44,8 @@ const standardEvents = 10_000
 
 const usage = `usage:
   nexmark events [flags]   write events to the standard output, one a line
-  nexmark feed [flags]     publish them to the stream NEXMARK of the server NATS_URL
+  nexmark feed [flags]     publish them to the stream NEXMARK of the server NATS_URL, and
+                           fill the bucket NEXMARK_SIDE
   nexmark run QUERY        run a query: `
 
 func main() {
@@ -134,6 +142,24 @@ func feed(ctx context.Context, g *gen.Generator, n int) error {
 		}
 		e := g.Event(i)
 		if err := out.Publish(e.Subject(), fmt.Sprintf("nexmark:%d", i), e.JSON()); err != nil {
+			return err
+		}
+	}
+	if err := out.Flush(ctx); err != nil {
+		return err
+	}
+	return fillSide(ctx, conn)
+}
+
+// fillSide puts the text of each number under it.
+func fillSide(ctx context.Context, conn *bus.Conn) error {
+	if _, err := conn.EnsureBucket(ctx, bus.BucketConfig{Name: side, Description: "side input of Nexmark"}); err != nil {
+		return err
+	}
+	out := conn.NewFeeder(0)
+	for key := range sideKeys {
+		text := strconv.Itoa(key)
+		if err := out.Publish("$KV."+side+"."+text, "", []byte(text)); err != nil {
 			return err
 		}
 	}

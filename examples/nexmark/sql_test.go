@@ -22,6 +22,8 @@ import (
 type events struct {
 	name string
 	all  []gen.Event
+	// data are the events as JSON.
+	data []string
 	// every is the time from one event to the next by the clock of the stream.
 	every time.Duration
 	db    *sql.DB
@@ -33,17 +35,27 @@ var streamStart = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 // taken returns the timestamp that the stream gives an event.
 func (e *events) taken(i int) time.Time { return streamStart.Add(time.Duration(i) * e.every) }
 
+// last is an event of a kind that is long after all others and has to do with none of
+// them: time has passed for what they have left open.
+func (e *events) last(kind string) gen.Event {
+	at := e.all[len(e.all)-1].Time() + gen.Time(time.Hour.Milliseconds())
+	if kind == gen.AuctionEvent {
+		return gen.Event{Auction: &gen.Auction{Event: gen.AuctionEvent, DateTime: at, Expires: at}}
+	}
+	return gen.Event{Bid: &gen.Bid{Event: gen.BidEvent, DateTime: at}}
+}
+
 // dataSets are the events of the file; some around midnight; and slow ones at the end
 // of a day, of which windows and auctions have few.
 func dataSets(t *testing.T) []*events {
 	midnight, evening := standard, standard
 	midnight.Seed, midnight.Base = 2, time.Date(2015, 7, 15, 23, 58, 20, 0, time.UTC)
-	evening.Seed, evening.Base = 3, time.Date(2015, 7, 15, 18, 40, 0, 0, time.UTC)
+	evening.Seed, evening.Base = 3, time.Date(2015, 7, 15, 18, 58, 0, 0, time.UTC)
 	evening.Rate, evening.OutOfOrder = 1, 1
 	return []*events{
 		newEvents(t, "file", standard, standardEvents),
-		newEvents(t, "midnight", midnight, standardEvents),
-		newEvents(t, "evening", evening, 5000),
+		newEvents(t, "midnight", midnight, 6000),
+		newEvents(t, "evening", evening, 4000),
 	}
 }
 
@@ -55,7 +67,8 @@ func newEvents(t *testing.T, name string, cfg gen.Config, n int) *events {
 	}
 	set := &events{name: name, every: time.Second / time.Duration(cfg.Rate)}
 	for i := range n {
-		set.all = append(set.all, g.Event(i))
+		e := g.Event(i)
+		set.all, set.data = append(set.all, e), append(set.data, string(e.JSON()))
 	}
 	set.load(t)
 	return set
@@ -69,6 +82,7 @@ CREATE TABLE auction (seq INTEGER PRIMARY KEY, at INTEGER, taken INTEGER,
 	seller INTEGER, category INTEGER, extra TEXT);
 CREATE TABLE bid (seq INTEGER PRIMARY KEY, at INTEGER, taken INTEGER,
 	auction INTEGER, bidder INTEGER, price INTEGER, channel TEXT, url TEXT, dateTime TEXT, extra TEXT);
+CREATE TABLE side_input (key INTEGER PRIMARY KEY, value TEXT);
 CREATE INDEX auction_id ON auction (id);
 CREATE INDEX person_id ON person (id);
 CREATE INDEX bid_auction ON bid (auction);`
@@ -116,10 +130,26 @@ func (e *events) load(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	for key, value := range sideInput() {
+		if _, err := tx.ExecContext(t.Context(), "INSERT INTO side_input VALUES (?, ?)", key, value); err != nil {
+			t.Fatal(err)
+		}
+	}
 	if err := tx.Commit(); err != nil {
 		t.Fatal(err)
 	}
 	e.db = db
+}
+
+// sideInput is what query 13 looks up: a text for two of three auctions.
+func sideInput() map[int]string {
+	side := map[int]string{}
+	for key := range 2000 {
+		if key%3 > 0 {
+			side[key] = fmt.Sprintf("text %d", key)
+		}
+	}
+	return side
 }
 
 func timeText(t *testing.T, at gen.Time) string {
@@ -172,7 +202,7 @@ func (e *events) ask(t *testing.T, query string) []row {
 		if err := res.Scan(into...); err != nil {
 			t.Fatal(err)
 		}
-		r := row{}
+		r := map[string]any{}
 		for i, name := range columns {
 			r[name] = values[i]
 			// SQLite has JSON as text.
@@ -180,7 +210,11 @@ func (e *events) ask(t *testing.T, query string) []row {
 				r[name] = json.RawMessage(s)
 			}
 		}
-		rows = append(rows, r)
+		data, err := json.Marshal(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		rows = append(rows, rowOf(t, data))
 	}
 	if err := res.Err(); err != nil {
 		t.Fatal(err)
@@ -188,22 +222,17 @@ func (e *events) ask(t *testing.T, query string) []row {
 	return rows
 }
 
-// canonical returns a row as one text, whoever made it: members by their names, times
-// written in one way.
-func canonical(t *testing.T, v any) string {
+// rowOf reads a result in JSON, with times written in one way.
+func rowOf(t *testing.T, data []byte) row {
 	t.Helper()
-	data, err := json.Marshal(v)
-	if err != nil {
-		t.Fatal(err)
+	var r row
+	if err := json.Unmarshal(data, &r); err != nil {
+		t.Fatalf("%v in %s", err, data)
 	}
-	var plain any
-	if err := json.Unmarshal(data, &plain); err != nil {
-		t.Fatal(err)
+	for name, v := range r {
+		r[name] = sameTimes(v)
 	}
-	if data, err = json.Marshal(sameTimes(plain)); err != nil {
-		t.Fatal(err)
-	}
-	return string(data)
+	return r
 }
 
 func sameTimes(v any) any {
@@ -217,6 +246,9 @@ func sameTimes(v any) any {
 			v[i] = sameTimes(v[i])
 		}
 	case string:
+		if len(v) < len("2006-01-02T15:04:05Z") || v[10] != 'T' {
+			return v
+		}
 		if at, err := time.Parse(time.RFC3339Nano, v); err == nil {
 			return at.UTC().Format(time.RFC3339Nano)
 		}

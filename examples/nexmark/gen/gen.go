@@ -2,10 +2,10 @@
 // people register, open auctions and bid.
 //
 // The model is that of "NEXMark, a benchmark for queries over data streams" (Tucker,
-// Tufte, Papadimos and Maier, 2002), in the form that Apache Beam and the Nexmark
-// suite for Flink have given it: of 50 events one is a person, three are auctions and
-// 46 are bids; ids rise from 1000 on; a few auctions, bidders, sellers and channels
-// are hot. The numbers are theirs, the code is not, and neither are the random
+// Tufte, Papadimos and Maier), in the form that Apache Beam and the Nexmark suite for
+// Flink have given it: of 50 events one is a person, three are auctions and 46 are
+// bids; ids rise from 1000 on; a few auctions, bidders, sellers and channels are hot.
+// The numbers and names are theirs, the code is not, and neither are the random
 // numbers: the same seed gives other texts and prices there.
 //
 // An event is a function of the configuration and of its number, so that any part of
