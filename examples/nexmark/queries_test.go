@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -42,6 +43,7 @@ var queries = []query{
 	{name: "q8", closed: gen.AuctionEvent},
 	{name: "q11", closed: gen.BidEvent},
 	{name: "q12", closed: gen.BidEvent},
+	{name: "q13"},
 	{name: "q14"},
 	{name: "q15", upsert: []string{"key"}},
 	{name: "q16", upsert: []string{"key"}},
@@ -129,6 +131,11 @@ func (e *events) run(t *testing.T, q query, disturbed bool) []row {
 	t.Helper()
 	f := q.build(t)
 	r := flowtest.New(t, f)
+	for _, l := range f.Lookups() {
+		for key, value := range sideInput() {
+			r.Set(l.Bucket, strconv.Itoa(key), value)
+		}
+	}
 	rng := rand.New(rand.NewPCG(5, 5))
 	subjects := f.Sources()[0].Subjects
 	var records []flowtest.Record
