@@ -67,13 +67,13 @@ func openFeed(ctx context.Context, conn *bus.Conn, sources []flowspec.Source, st
 	if perSecond > 0 {
 		f.limit = rate.NewLimiter(rate.Limit(perSecond), max(perSecond/20, 1))
 	}
-	subjects := []string{streamSubject(spec.Wildcard())}
+	var filters []string
 	for _, src := range sources {
-		if stream == src.Stream && len(src.Subjects) > 0 {
-			subjects = src.Subjects
+		if stream == src.Stream {
+			filters = src.Subjects
 		}
 	}
-	if _, err := ensureStream(ctx, conn, stream, subjects); err != nil {
+	if _, err := ensureStream(ctx, conn, stream, feedSubjects(spec.Wildcard(), filters)); err != nil {
 		return nil, err
 	}
 	var numbers []int
@@ -95,6 +95,36 @@ func openFeed(ctx context.Context, conn *bus.Conn, sources []flowspec.Source, st
 	}
 	f.done.Store(f.before)
 	return f, nil
+}
+
+// feedSubjects are the subjects of a stream that takes what a feed publishes, of which
+// its source may read a part only. They do not overlap where the filters of the source
+// do not.
+func feedSubjects(wildcard string, filters []string) []string {
+	if slices.ContainsFunc(filters, func(f string) bool { return covers(f, wildcard) }) {
+		return filters
+	}
+	all := []string{streamSubject(wildcard)}
+	for _, f := range filters {
+		if !covers(all[0], f) {
+			all = append(all, f)
+		}
+	}
+	return all
+}
+
+// covers tells whether a subject with wildcards takes all that another one does.
+func covers(wide, narrow string) bool {
+	w, n := strings.Split(wide, "."), strings.Split(narrow, ".")
+	for i, token := range w {
+		switch {
+		case token == ">":
+			return len(n) > i
+		case i >= len(n) || n[i] == ">" || (token != "*" && token != n[i]):
+			return false
+		}
+	}
+	return len(w) == len(n)
 }
 
 // streamSubject is what a stream takes so that it takes what a template makes,

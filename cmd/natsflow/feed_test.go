@@ -141,3 +141,26 @@ func TestOpenStoreDir(t *testing.T) {
 	}
 	s.unlock()
 }
+
+func TestFeedSubjects(t *testing.T) {
+	for _, c := range []struct {
+		wildcard string
+		filters  []string
+		want     string
+	}{
+		{"in.*", nil, "in.>"},
+		{"in", nil, "in"},
+		{"in.*.*", []string{"in.>"}, "in.>"},
+		{"in.a", []string{"in.*", "other"}, "in.* other"},
+		// The source reads a part of what is fed.
+		{"in.*", []string{"in.a", "in.b"}, "in.>"},
+		{"in.*", []string{"in.a", "other.a"}, "in.> other.a"},
+		{"in.a.*", []string{"in.a"}, "in.a.> in.a"},
+		{"in.*", []string{">"}, ">"},
+		{"*", []string{"in"}, "*"},
+	} {
+		if got := strings.Join(feedSubjects(c.wildcard, c.filters), " "); got != c.want {
+			t.Errorf("a feed of %s, filters %v: %s, want %s", c.wildcard, c.filters, got, c.want)
+		}
+	}
+}

@@ -44,7 +44,7 @@ var rooms = map[string]room{
 	// Servers for tests. The yardstick of the benchmarks is a hand-written loop
 	// on nats.go.
 	"testenv":         {nats: true},
-	"bench":           {ours: []string{"flowspec", "flow", "worker", "control", "kvsnap", "bus"}, test: []string{"testenv"}, natsT: true},
+	"bench":           {ours: []string{"flowspec", "flow", "worker", "control", "kvsnap", "bus", "examples/nexmark/gen"}, test: []string{"testenv"}, natsT: true},
 	"internal/layout": {stdOnly: true},
 }
 

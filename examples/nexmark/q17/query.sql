@@ -1,0 +1,11 @@
+SELECT auction || ' ' || day AS key, auction, day,
+  count(*) AS total_bids,
+  count(*) FILTER (WHERE price < 10000) AS rank1_bids,
+  count(*) FILTER (WHERE price >= 10000 AND price < 1000000) AS rank2_bids,
+  count(*) FILTER (WHERE price >= 1000000) AS rank3_bids,
+  min(price) AS min_price,
+  max(price) AS max_price,
+  avg(price) AS avg_price,
+  sum(price) AS sum_price
+FROM (SELECT *, substr(dateTime, 1, 10) AS day FROM bid)
+GROUP BY auction, day
