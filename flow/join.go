@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// Forever, as a bound of a join, is none: records are kept for as long as the flow is
-// there.
+// Forever is the bound of a join that has none: records are kept for as long as the flow
+// is there.
 const Forever time.Duration = math.MaxInt64
 
 // JoinKind says what becomes of records that meet no other.
@@ -167,7 +167,7 @@ func (cfg *JoinConfig[L, R, U]) validate() error {
 		return fmt.Errorf("an allowed lateness is not negative and at most %d days", days)
 	case w == (Windows{}):
 		if cfg.Before != Forever && bad(cfg.Before) || cfg.After != Forever && bad(cfg.After) {
-			return fmt.Errorf("Before and After are not negative, and at most %d days or Forever", days)
+			return fmt.Errorf("the bounds Before and After are not negative, and at most %d days or Forever", days)
 		}
 		if cfg.After == Forever && cfg.Kind != InnerJoin {
 			return fmt.Errorf("with After Forever it is never known that a left record met none: a %v join needs a bound", cfg.Kind)

@@ -144,15 +144,15 @@ func playTimed(tb flowtest.TB, r *flowtest.Runner, f *flow.Flow, line string) {
 // alwaysJoined plays the lines as they are, and with a stop or a crash behind each of
 // them, and with several partitions: the results are the same. After a crash the
 // sources are read one after the other, so that their order may be another.
-func alwaysJoined(t *testing.T, make func(partitions int) *flow.Flow, lines []string, want ...string) {
+func alwaysJoined(t *testing.T, flowOf func(partitions int) *flow.Flow, lines []string, want ...string) {
 	t.Helper()
-	calm := timed(t, make(1), lines...)
+	calm := timed(t, flowOf(1), lines...)
 	wantData(t, calm, "OUT", want...)
 	failed := calm.Errors()
 	wanted := slices.Sorted(slices.Values(want))
 	for i := range lines {
 		for _, disturbance := range [][]string{{"crash"}, {"drain"}, {"commit", "crash"}, {"drain", "drain", "crash"}} {
-			r := timed(t, make(1), slices.Concat(lines[:i+1], disturbance, lines[i+1:])...)
+			r := timed(t, flowOf(1), slices.Concat(lines[:i+1], disturbance, lines[i+1:])...)
 			got := r.Data("OUT")
 			if disturbance[0] == "drain" {
 				if diff := cmp.Diff(want, got); diff != "" {
@@ -170,7 +170,7 @@ func alwaysJoined(t *testing.T, make func(partitions int) *flow.Flow, lines []st
 			}
 		}
 	}
-	spread := timed(t, make(5), lines...).Data("OUT")
+	spread := timed(t, flowOf(5), lines...).Data("OUT")
 	if diff := cmp.Diff(wanted, slices.Sorted(slices.Values(spread))); diff != "" {
 		t.Errorf("in 5 partitions (-want +got):\n%s", diff)
 	}

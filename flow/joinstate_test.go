@@ -219,8 +219,8 @@ func TestJoin_Mistakes(t *testing.T) {
 	}{
 		{cfg{Kind: 7}, "there is no JoinKind 7"},
 		{cfg{AllowedLateness: -1}, "an allowed lateness is not negative and at most 7300 days"},
-		{cfg{Before: -1}, "Before and After are not negative, and at most 7300 days or Forever"},
-		{cfg{After: 1 << 62}, "Before and After are not negative, and at most 7300 days or Forever"},
+		{cfg{Before: -1}, "the bounds Before and After are not negative, and at most 7300 days or Forever"},
+		{cfg{After: 1 << 62}, "the bounds Before and After are not negative, and at most 7300 days or Forever"},
 		{cfg{Kind: flow.LeftJoin, After: flow.Forever}, "with After Forever it is never known that a left record met none: a left join needs a bound"},
 		{cfg{Kind: flow.OuterJoin, Before: flow.Forever}, "with Before Forever it is never known that a right record met none: an outer join needs a bound"},
 		{cfg{Before: 1, Windows: day}, "a join has Windows, or Before and After, not both"},
