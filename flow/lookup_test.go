@@ -107,7 +107,7 @@ func TestLookup_withoutTables(t *testing.T) {
 func TestLookup_errors(t *testing.T) {
 	none := func(*flow.Meta, string) (string, error) { return "", nil }
 	fn := func(_ *flow.Meta, v string, _ []byte, _ bool) (string, error) { return v, nil }
-	for want, make := range map[string]func(b *flow.Builder) flow.Stream[string]{
+	for want, look := range map[string]func(b *flow.Builder) flow.Stream[string]{
 		`step "l": give the stream a key before, by KeyBy`: func(b *flow.Builder) flow.Stream[string] { return flow.Lookup(text(b), "l", "B", none, fn) },
 		`step "l": "a.b" is not the name of a bucket`:      func(b *flow.Builder) flow.Stream[string] { return flow.Lookup(keyed(b), "l", "a.b", none, fn) },
 		`step "l": there is no function for the key`:       func(b *flow.Builder) flow.Stream[string] { return flow.Lookup(keyed(b), "l", "B", nil, fn) },
@@ -117,7 +117,7 @@ func TestLookup_errors(t *testing.T) {
 		`step "key": the id is used twice`: func(b *flow.Builder) flow.Stream[string] { return flow.Lookup(keyed(b), "key", "B", none, fn) },
 	} {
 		b := newFlow()
-		textTo(make(b))
+		textTo(look(b))
 		if _, err := b.Build(); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want %q", err, want)
 		}
