@@ -3,6 +3,7 @@ package flow_test
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -10,6 +11,7 @@ import (
 	"pgregory.net/rapid"
 
 	"natsflow/flow"
+	"natsflow/flow/flowtest"
 )
 
 const within = 10 * time.Second
@@ -147,6 +149,180 @@ func TestDedupe_Model(t *testing.T) {
 			if rapid.IntRange(0, 6).Draw(t, "crash") == 0 {
 				r.crash()
 			}
+		}
+	})
+}
+
+// dedupedTimes drops repeats of the second word of records such as "10:05 k v" from two
+// sources, of event time; in a later stage with the word as the key if that is asked for.
+func dedupedTimes(partitions int, lateness time.Duration, stage bool) *flow.Builder {
+	b := flow.New("test", flow.Options{Partitions: partitions})
+	var all []flow.Stream[string]
+	for _, name := range []string{"IN", "IN2"} {
+		src := flow.Source{Stream: name, Time: flow.EventTime[string]{
+			Lateness: lateness,
+			Of:       func(_ *flow.Meta, v string) (time.Time, error) { return clockTime(v) },
+		}}
+		s := flow.From(b, src, flow.DecodeText())
+		all = append(all, flow.KeyBy(s, func(_ *flow.Meta, v string) (string, error) { return strings.Fields(v)[1], nil }))
+	}
+	s := flow.Merge(all[0], all[1])
+	value := func(_ *flow.Meta, v string) (string, error) { return strings.Fields(v)[2], nil }
+	if stage {
+		s = flow.Rekey(s, value, flow.TextCodec())
+	}
+	textTo(flow.Dedupe(s, "seen", within, value))
+	return b
+}
+
+// Of several sources the times of the records count, whichever comes first.
+func TestDedupe_times(t *testing.T) {
+	r := eventTimed(t, build(t, dedupedTimes(1, time.Minute, false)),
+		"IN: 10:00:30 k a", "IN2: 10:00:21 k a", "IN2: 10:00:39 k a", "crash", "IN2: 10:00:20 k a", "IN: 10:00:40 k a",
+		"drain", "IN2: 10:00:11 k a", "IN: 10:00:49 k a", "IN2: 10:00:10 j a", "IN: 10:00:10 k b")
+	wantData(t, r, "OUT", "10:00:30 k a", "10:00:20 k a", "10:00:40 k a", "10:00:10 j a", "10:00:10 k b")
+	if r.Keys() != 3 {
+		t.Errorf("%d values", r.Keys())
+	}
+	// Forgotten when the lower watermark has come to 10 s behind them.
+	for _, line := range []string{"IN: 10:10 k z", "IN2: 10:01:49 k z", "IN2: 10:01:50 x x", "IN2: 10:01:50 x x"} {
+		playLine(t, r, line, true)
+	}
+	wantData(t, r, "OUT", "10:00:30 k a", "10:00:20 k a", "10:00:40 k a", "10:00:10 j a", "10:00:10 k b", "10:10 k z", "10:01:49 k z", "10:01:50 x x")
+	if r.Keys() != 2 {
+		t.Errorf("%d values, want k z and x x", r.Keys())
+	}
+	// Later than that there is no telling.
+	playLine(t, r, "IN: 10:00:30 k a", true)
+	playLine(t, r, "IN: 10:00:10 j a", true)
+	playLine(t, r, "IN: 10:00:10 j a", true)
+	if got := r.Data("OUT"); len(got) != 11 {
+		t.Errorf("results %q", got)
+	}
+}
+
+// What nothing repeats any more goes without records, in the first stage and behind it.
+func TestDedupe_timesExpire(t *testing.T) {
+	for _, stage := range []bool{false, true} {
+		b := flow.New("test", flow.Options{Partitions: 2})
+		s := flow.Merge(keyed(b), keyed2(b))
+		if stage {
+			s = flow.Rekey(s, firstWord, flow.TextCodec())
+		}
+		textTo(flow.Dedupe(s, "seen", within, func(_ *flow.Meta, v string) (string, error) { return v, nil }))
+		r := flowtest.New(t, build(t, b))
+		for i := range 3000 {
+			r.Push(flowtest.Record{Stream: []string{"IN", "IN2"}[i%2], Data: fmt.Sprintf("k%d v", i)})
+		}
+		r.Commit()
+		if r.Keys() != 3000 {
+			t.Errorf("%d values", r.Keys())
+		}
+		for range 4 {
+			r.Pause(within)
+			r.Commit()
+		}
+		if r.Keys() != 0 {
+			t.Errorf("stage %v: %d values long after their time", stage, r.Keys())
+		}
+	}
+}
+
+// What one kind of dedupe has stored, the other one can load.
+func TestDedupe_timesOfOneSource(t *testing.T) {
+	one := func(several bool) *flow.Flow {
+		b := newFlow()
+		s := keyed(b)
+		if several {
+			s = flow.Merge(s, keyed2(b))
+		}
+		textTo(flow.Dedupe(s, "seen", within, func(_ *flow.Meta, v string) (string, error) { return v, nil }))
+		return build(t, b)
+	}
+	task := func(f *flow.Flow, deltas ...[]byte) *flow.Task {
+		task := f.Task(0)
+		for _, d := range deltas {
+			if err := task.Load(d); err != nil {
+				t.Fatal(err)
+			}
+		}
+		task.Loaded()
+		return task
+	}
+	play := func(f *flow.Flow, task *flow.Task, source int, seconds int64) flow.Sealed {
+		router := f.Router(source)
+		if err := router.Route("in", 1, seconds*int64(time.Second), []byte("k v")); err != nil {
+			t.Fatal(err)
+		}
+		router.Take(func(b *flow.Batch) {
+			if err := task.Play(b); err != nil {
+				t.Fatal(err)
+			}
+		})
+		s, err := task.Seal()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	single, merged := one(false), one(true)
+	first := play(single, task(single), 0, 100)
+	second := task(merged, first.Delta)
+	if s := play(merged, second, 1, 95); s.Outputs != 0 {
+		t.Error("what one source had is not known with two")
+	}
+	s := play(merged, second, 1, 80)
+	if s.Outputs != 1 {
+		t.Error("a time before is taken for a repeat")
+	}
+	third := task(single, first.Delta, s.Delta)
+	if s := play(single, third, 0, 109); s.Outputs != 0 {
+		t.Error("of two times, the last one does not count with one source")
+	}
+	if s := play(single, third, 0, 110); s.Outputs != 1 {
+		t.Error("a value is kept for too long")
+	}
+}
+
+// The naive model remembers every acceptance for ever. No record is late, so that the
+// order in which they come does not matter to it.
+func TestDedupe_timesModel(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		const lateness = 20
+		stage := rapid.Bool().Draw(t, "stage")
+		r := flowtest.New(nil, build(t, dedupedTimes(2, lateness*time.Second, stage)))
+		accepted := map[string][]int{}
+		highest := map[string]int{"IN": 0, "IN2": 0}
+		var want []string
+		for range rapid.IntRange(1, 60).Draw(t, "records") {
+			source := rapid.SampledFrom([]string{"IN", "IN2"}).Draw(t, "source")
+			at := max(0, highest[source]+rapid.IntRange(-lateness, lateness).Draw(t, "seconds"))
+			highest[source] = max(highest[source], at)
+			value := rapid.SampledFrom([]string{"a x", "a y", "b x", "c z"}).Draw(t, "value")
+			line := fmt.Sprintf("%s %s", flowtest.Start.Add(time.Duration(at)*time.Second).Format("15:04:05"), value)
+			key := value
+			if stage {
+				key = value[2:]
+			}
+			repeat := slices.ContainsFunc(accepted[key], func(was int) bool { return max(was-at, at-was) < int(within/time.Second) })
+			if !repeat {
+				accepted[key] = append(accepted[key], at)
+				want = append(want, line)
+			}
+			r.Push(flowtest.Record{Stream: source, Data: line, Time: flowtest.Start.Add(time.Hour)})
+			r.Commit() // so that a later stage has them in this order
+			switch rapid.IntRange(0, 9).Draw(t, "event") {
+			case 0:
+				r.Crash()
+			case 1:
+				r.Drain()
+			case 2:
+				r.Crash(1)
+			}
+		}
+		got := r.Data("OUT")
+		if fmt.Sprint(got) != fmt.Sprint(want) {
+			t.Fatalf("accepted\n%q, want\n%q", got, want)
 		}
 	})
 }

@@ -56,7 +56,9 @@
 // of the records before, and the watermark of a task is the lowest of its sources'.
 // [Window] closes windows when the watermark passes them: what is due at the
 // watermark before a record is done before the record. So the results are the same
-// in every replay, whoever makes it. A stop closes nothing.
+// in every replay, whoever makes it. A stop closes nothing. Behind a [Rekey] the
+// watermark is the lowest of the tasks of the stage before, which tell it with their
+// commits: see [Task.Untold].
 //
 // # The end of a drain
 //

@@ -10,8 +10,8 @@ import (
 	"natsflow/flow"
 )
 
-// sealed plays lines and returns the image of the only task.
-func sealed(t testing.TB, f *flow.Flow, lines ...string) []byte {
+// joinState plays lines and returns the image of the only task.
+func joinState(t testing.TB, f *flow.Flow, lines ...string) []byte {
 	t.Helper()
 	task := f.Task(0)
 	for i, src := range f.Sources() {
@@ -52,7 +52,7 @@ func sealed(t testing.TB, f *flow.Flow, lines ...string) []byte {
 func TestJoin_State(t *testing.T) {
 	lines := []string{"L: 10:00 a 1", "R: 10:10 a x", "L: 10:20 b 2"}
 	inner := joinFlow{cfg: anHourAndTen(flow.InnerJoin)}
-	image := sealed(t, inner.build(t), lines...)
+	image := joinState(t, inner.build(t), lines...)
 	versioned := inner
 	versioned.cfg.Version = 3
 	strict := inner.builder2(flow.Codec[string]{Encode: flow.EncodeText(), Decode: func(_ *flow.Meta, data []byte) (string, error) {
@@ -79,8 +79,8 @@ func TestJoin_State(t *testing.T) {
 		{versioned.build(t), image, "state of version 0, the step has version 3 and no Migrate"},
 		{build(t, strict), image, "is two"},
 		{table(false), image, "not the state of this join: what is stored is that of another kind; give the changed step another id"},
-		{table(true), sealed(t, table(false), lines...), "not the state of this join"},
-		{table(false), sealed(t, table(true), lines...), "not the state of this join"},
+		{table(true), joinState(t, table(false), lines...), "not the state of this join"},
+		{table(false), joinState(t, table(true), lines...), "not the state of this join"},
 		{inner.build(t), image[:len(image)-1], "not an image"},
 		{inner.build(t), []byte("\x04join\x00\x01\x01a\x02x"), `key "a": not one of this step`},
 	} {
@@ -107,7 +107,7 @@ func (j joinFlow) builder2(left flow.Codec[string]) *flow.Builder {
 // it has met none.
 func TestJoin_OtherKind(t *testing.T) {
 	lines := []string{"L: 10:00 a 1", "R: 10:10 a x", "L: 10:20 b 2"}
-	image := sealed(t, joinFlow{cfg: anHourAndTen(flow.InnerJoin)}.build(t), lines...)
+	image := joinState(t, joinFlow{cfg: anHourAndTen(flow.InnerJoin)}.build(t), lines...)
 	f := joinFlow{cfg: anHourAndTen(flow.OuterJoin)}.build(t)
 	task := f.Task(0)
 	if err := task.Load(image); err != nil {
@@ -187,7 +187,7 @@ func FuzzJoin_Load(f *testing.F) {
 		tableFlow{cfg: flow.TableConfig[string, string, string]{Latest: true}}.build(f),
 	}
 	for _, fl := range flows {
-		f.Add(sealed(f, fl, "L: 10:00 a 1", "R: 10:10 a x", "L: 10:20 b 2", "R: 10:10 a gone", "R: 10:10 a y"))
+		f.Add(joinState(f, fl, "L: 10:00 a 1", "R: 10:10 a x", "L: 10:20 b 2", "R: 10:10 a gone", "R: 10:10 a y"))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
 		for _, fl := range flows {

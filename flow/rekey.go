@@ -41,7 +41,8 @@ func TextCodec() Codec[string] { return Codec[string]{EncodeText(), DecodeText()
 // only where a step depends on it.
 //
 // Behind it, the [Meta] of a record is what it was, with the new key; what comes of no
-// single record, such as the result of a window, has no position there either.
+// single record, such as the result of a window, has no position there either. Times
+// cross as well, and watermarks where a step waits for them, so that windows work.
 func Rekey[T any](s Stream[T], key func(m *Meta, v T) (string, error), codec Codec[T], opts ...StepOption) Stream[T] {
 	step := s.step("rekey", opts)
 	id := s.b.steps[step].ID

@@ -19,7 +19,8 @@
 //
 // Where a flow changes its keys, there are more stages: frames with the records for the
 // tasks of the next one are results like any other, for a stream of the flow's own, and
-// that stream is what the readers of the next stage read.
+// that stream is what the readers of the next stage read. Watermarks cross in the same
+// way, and messages that nobody stores tell other workers what is due (due.go).
 //
 // A flow may look keys up in KV buckets. Each worker has a copy of them in memory,
 // loaded before the first record and followed for as long as it has tasks.

@@ -78,12 +78,15 @@ func (w stagedWindows) build(tb testing.TB) *flow.Flow {
 func (w stagedWindows) want(l *lab, through uint64) (want map[windowed]int, late int) {
 	l.tb.Helper()
 	want, late = l.wantWindows(w.windowFlow, through)
+	size := w.windows.Size
 	for i, later := range w.later {
 		next := map[windowed]int{}
 		for k, n := range want {
-			next[windowed{laterKey(k.key, i+1), k.start - k.start%int64(later.Size)}] += n
+			at := k.start + int64(size) - 1 // the last moment of the window
+			start := at - (at-int64(later.Offset))%int64(later.Size)
+			next[windowed{laterKey(k.key, i+1), start}] += n
 		}
-		want = next
+		want, size = next, later.Size
 	}
 	return want, late
 }
@@ -156,6 +159,36 @@ func TestMark_closesWithoutRecords(t *testing.T) {
 			})
 		})
 	}
+}
+
+// What is due in a later stage is due at a time at which nothing else is, and in another
+// worker than the task whose source is quiet.
+func TestMark_dueElsewhere(t *testing.T) {
+	bubble(t, func(t *testing.T, l *lab) {
+		w := minutes
+		w.options.Partitions = 1
+		w.later = []flow.Windows{flow.Tumbling(time.Minute), flow.Tumbling(time.Minute)}
+		w.later[0].Offset, w.later[1].Offset = 30*time.Second, 45*time.Second
+		f := w.build(t)
+		var all []*process
+		for i := range 3 {
+			all = append(all, l.start(f, Config{Name: fmt.Sprintf("w%d", i)}, nil))
+		}
+		l.await("each has a task", func() bool { return all[0].at().Tasks == 1 && all[1].at().Tasks == 1 && all[2].at().Tasks == 1 })
+		l.sleepUntil(5 * time.Second)
+		l.more(100)
+		l.sleepUntil(44 * time.Second)
+		if n := l.count("OUT"); n != 0 {
+			t.Fatalf("%d windows have closed before their end", n)
+		}
+		l.sleepUntil(48 * time.Second)
+		l.judgeStaged(w)
+		for _, p := range all {
+			if err := p.leave(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
 }
 
 // A flow at rest commits nothing, though windows are open in its second stage.
