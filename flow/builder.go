@@ -86,8 +86,10 @@ type Builder struct {
 	timed     bool
 	lastTimed int
 	built     bool
-	lookups   []LookupInfo
-	errs      []error
+	// streamTimed: there are steps that go by the time of the streams.
+	streamTimed bool
+	lookups     []LookupInfo
+	errs        []error
 }
 
 // SourceInfo describes a source of a flow.
@@ -150,6 +152,8 @@ type StepInfo struct {
 	Stage int
 	// Windows describes those of the step; empty if it has none.
 	Windows string
+	// TTL of the step's state, 0 if it has none.
+	TTL time.Duration
 }
 
 var nameRE = regexp.MustCompile(`^[a-z0-9](?:[a-z0-9-]*[a-z0-9])?$`)
@@ -216,6 +220,9 @@ func (b *Builder) step(info StepInfo) int {
 	if info.Version < 0 {
 		b.errorf("step %q: negative version %d of the state", info.ID, info.Version)
 	}
+	if info.Version >= withHead {
+		b.errorf("step %q: version %d of the state, at most %d is possible", info.ID, info.Version, withHead-1)
+	}
 	b.ids[info.ID] = true
 	b.steps = append(b.steps, info)
 	return len(b.steps) - 1
@@ -264,7 +271,8 @@ func (b *Builder) Build() (*Flow, error) {
 	return &Flow{
 		name: b.name, opts: b.opts, steps: slices.Clone(b.steps), sources: slices.Clone(b.sources),
 		keys: slices.Clone(b.keys), sinks: slices.Clone(b.sinks), dead: b.dead, control: b.control,
-		timed: b.timed, lastTimed: b.lastTimed, crossings: slices.Clone(b.crossings), exchange: b.exchange, stages: 1 + len(b.stages()),
+		timed: b.timed, lastTimed: b.lastTimed, twoTimes: b.streamTimed && b.eventTimed(),
+		crossings: slices.Clone(b.crossings), exchange: b.exchange, stages: 1 + len(b.stages()),
 		lookups: slices.Clone(b.lookups),
 	}, nil
 }
@@ -281,6 +289,9 @@ type Flow struct {
 	dead    int
 	control int
 	timed   bool
+	// twoTimes: the time of the streams is not the watermark, and there are steps that
+	// go by it.
+	twoTimes bool
 
 	lastTimed int
 	crossings []crossing
@@ -314,8 +325,8 @@ func (f *Flow) Sources() []SourceInfo {
 // number of partitions and [Options.Definition]; the sources with their streams
 // and subjects; the steps in the order of their making, each with its id, its
 // kind, the version of its state and whether it comes behind a key; and the sinks
-// with their streams or buckets and subjects; the clocks of sources, the windows of
-// steps and the buckets that they look keys up in. It is the same in every process and
+// with their streams or buckets and subjects; the clocks of sources, the windows and the
+// TTL of steps and the buckets that they look keys up in. It is the same in every process and
 // every build. 16 hexadecimal digits.
 //
 // What a flow does besides is not in it: functions of Go (a key, a predicate, a
@@ -340,6 +351,9 @@ func (f *Flow) Hash() string {
 		b = fmt.Appendf(b, "step %q %q %v %d %v\n", s.ID, s.Kind, s.Stateful, s.Version, s.Keyed)
 		if s.Windows != "" {
 			b = fmt.Appendf(b, "windows %s\n", s.Windows)
+		}
+		if s.TTL != 0 {
+			b = fmt.Appendf(b, "ttl %v\n", s.TTL)
 		}
 		if s.Stage > 0 {
 			b = fmt.Appendf(b, "stage %d\n", s.Stage)

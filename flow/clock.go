@@ -141,7 +141,12 @@ func (r *Router) QuietWatermark(now, last int64) int64 {
 
 // Restart sets the clock for reading on from another position. highest is that of
 // the records up to there, see [Router.HighestTime].
-func (r *Router) Restart(highest int64) { r.highest = highest }
+func (r *Router) Restart(highest int64) {
+	r.highest = highest
+	if r.moves != nil {
+		*r.moves = moves{stream: noTime, event: noTime}
+	}
+}
 
 // Timed reports whether the flow has clocks: there are steps that wait for a
 // time, or sources with an [EventTime]. Otherwise watermarks mean nothing.
@@ -202,10 +207,7 @@ func (t *Task) Now() int64 { return t.low }
 // Due returns the watermark at which the task has something to do, the highest
 // number if nothing waits.
 func (t *Task) Due() int64 {
-	due := noDue
-	for _, s := range t.timers {
-		due = min(due, s.next())
-	}
+	due := dueFirst(t.timers)
 	for _, s := range t.sweepers {
 		due = min(due, s.due())
 	}
@@ -220,6 +222,9 @@ func (t *Task) haltedErr() error {
 }
 
 func (t *Task) raise(source int, mark int64) {
+	if t.overdue {
+		t.settle()
+	}
 	was := t.marks[source]
 	if mark <= was {
 		return
@@ -238,6 +243,11 @@ func (t *Task) raise(source int, mark int64) {
 	for _, s := range t.sweepers {
 		s.sweep()
 	}
+	if t.second == nil {
+		t.streamMoved()
+	} else if t.overdue {
+		t.settle()
+	}
 }
 
 // fireUntilPanic fires what is due, in the order of the times; of one time in the
@@ -245,22 +255,9 @@ func (t *Task) raise(source int, mark int64) {
 // behind it come to that time. While something is fired, the watermark is the time
 // at which it was due. more is true after a panic.
 func (t *Task) fireUntilPanic(now int64) (more bool) {
-	defer func() {
-		t.firing = -1
-		if r := recover(); r != nil {
-			t.in.panicked(&t.meta, r)
-			more = true
-		}
-		t.meta.pane = PaneNone
-	}()
+	defer t.recovered(&more)
 	for t.in.halted == nil {
-		var first timedStep
-		due := now
-		for _, s := range t.timers {
-			if next := s.next(); next < due || next == due && first == nil {
-				first, due = s, next
-			}
-		}
+		first, due := firstDue(t.timers, now)
 		if first == nil {
 			return false
 		}
@@ -269,6 +266,31 @@ func (t *Task) fireUntilPanic(now int64) (more bool) {
 	}
 	return false
 }
+
+// firstDue returns the step that is due first at a time, nil if none is, and when it
+// was due.
+func firstDue(steps []timedStep, now int64) (first timedStep, due int64) {
+	due = now
+	for _, s := range steps {
+		if next := s.next(); next < due || next == due && first == nil {
+			first, due = s, next
+		}
+	}
+	return first, due
+}
+
+// recovered is deferred by what fires steps. more is true after a panic.
+func (t *Task) recovered(more *bool) {
+	t.firing = -1
+	if r := recover(); r != nil {
+		t.in.panicked(&t.meta, r)
+		*more = true
+	}
+	t.meta.pane = PaneNone
+}
+
+// stamp prints a time for an error.
+func stamp(nanos int64) string { return time.Unix(0, nanos).UTC().Format(time.RFC3339Nano) }
 
 // closed reports whether what a step had to do at a time is done.
 func (t *Task) closed(step int, due int64) bool {

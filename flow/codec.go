@@ -67,6 +67,9 @@ type StateCodec[S any] struct {
 	// Migrate reads what another version wrote. Without it, or when it returns
 	// an error, the task does not start; what is stored stays as it is.
 	Migrate func(version int, data []byte, s *S) error
+
+	// read, if it is there, reads all versions.
+	read func(version int, data []byte, s *S) error
 }
 
 // JSONState returns the default codec, by encoding/json. migrate may be nil.
@@ -85,8 +88,18 @@ func JSONState[S any](version int, migrate func(version int, data []byte, s *S) 
 func (c StateCodec[S]) usable() bool { return c.Append != nil && c.Decode != nil }
 
 func (c StateCodec[S]) decode(version int, data []byte, s *S) error {
-	if version == c.Version {
+	switch {
+	case c.read != nil:
+		return c.read(version, data, s)
+	case version == c.Version:
 		return c.Decode(data, s)
+	case version&withHead != 0:
+		// The step had timers or a TTL.
+		plain, data, err := plainState(version, data)
+		if err != nil {
+			return err
+		}
+		return c.decode(plain, data, s)
 	}
 	if c.Migrate == nil {
 		return fmt.Errorf("state of version %d, the step has version %d and no Migrate", version, c.Version)

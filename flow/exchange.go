@@ -173,6 +173,11 @@ func (c *crossedColumn[T]) playUntilPanic(t *Task, next emit[T], from, to int) (
 		}
 	}()
 	for ; i < to; i++ {
+		if t.overdue {
+			if t.settle(); t.in.halted != nil {
+				return i
+			}
+		}
 		t.meta = c.items[i].meta
 		t.meta.mark = t.now
 		next(&t.meta, c.items[i].value)

@@ -274,8 +274,7 @@ func (t *Task) playFrames(b *Batch) error {
 			played = 0
 		}
 	}
-	t.reserveDelta(t.encodeEarly())
-	return nil
+	return t.endBatch()
 }
 
 // frameHead is what a frame says of itself.

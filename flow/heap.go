@@ -1,5 +1,7 @@
 package flow
 
+import "strings"
+
 // heap gives its elements out in their order.
 type heap[E ordered[E]] []E
 
@@ -48,4 +50,19 @@ func (h *heap[E]) pop() E {
 	}
 	s[i] = last
 	return top
+}
+
+// dueEntry is a key with the time at which something of it is due first. The order is by
+// that, and by the key. An entry in a heap may be stale: whoever takes it looks at the
+// cell.
+type dueEntry[S any] struct {
+	due  int64
+	cell *cell[S]
+}
+
+func (e dueEntry[S]) before(o dueEntry[S]) bool {
+	if e.due != o.due {
+		return e.due < o.due
+	}
+	return strings.Compare(e.cell.key, o.cell.key) < 0
 }

@@ -6,8 +6,9 @@ import "time"
 // source and, after a KeyBy, its key. A step gets a pointer to it that is valid
 // during the call only, and must not change it.
 //
-// The result of a window that has closed comes of no single record: it has a key and
-// times, and neither Stream, Subject, Seq nor Raw. So has what comes of a drain.
+// The result of a window that has closed, or of a timer, comes of no single record: it
+// has a key and times, and neither Stream, Subject, Seq nor Raw. So has what comes of a
+// drain.
 type Meta struct {
 	// Stream is the name of the source stream.
 	Stream string
@@ -25,7 +26,9 @@ type Meta struct {
 	raw      []byte
 	// frame is the sequence in the exchange by which the record came, 0 in the first
 	// stage.
-	frame     uint64
+	frame uint64
+	// timers is the step whose function runs, if that has timers.
+	timers    timerSetter
 	drop      bool
 	unchanged bool
 	pane      Pane
@@ -54,7 +57,8 @@ func (m *Meta) Pane() Pane { return m.pane }
 func (m *Meta) Raw() []byte { return m.raw }
 
 // DropState makes the stateful step that is running forget the state of this
-// key when its function returns; the next record of the key starts anew.
+// key, and its timers, when its function returns; the next record of the key starts
+// anew.
 func (m *Meta) DropState() { m.drop = true }
 
 // Unchanged tells the stateful step that is running that its function did not

@@ -183,7 +183,11 @@ func (c *typedColumn[T]) playUntilPanic(t *Task, next emit[T], from, to int) (do
 		it := &c.items[i]
 		if len(c.times) > 0 {
 			// What is due at the watermark before the record comes before it.
-			t.raise(t.source, c.times[i].mark)
+			if t.second != nil {
+				t.followTo(it.seq, c.times[i].mark, it.nanos)
+			} else {
+				t.raise(t.source, c.times[i].mark)
+			}
 			if t.in.halted != nil {
 				return i
 			}
@@ -283,6 +287,8 @@ type Batch struct {
 	records int
 	// frames of the exchange that the records are of.
 	frames []frameRef
+	// ticks of the source, of all its records since the batch before.
+	ticks Ticks
 }
 
 // run is a number of records of one column; the runs of a batch keep the order
@@ -306,7 +312,7 @@ func (b *Batch) Release() {
 	for _, c := range b.columns {
 		c.reset()
 	}
-	b.runs, b.records, b.frames = b.runs[:0], 0, b.frames[:0]
+	b.runs, b.records, b.frames, b.ticks = b.runs[:0], 0, b.frames[:0], nil
 	b.pool.Put(b)
 }
 
@@ -330,6 +336,8 @@ type Router struct {
 	// highest time so far.
 	clock   *ClockInfo
 	highest int64
+	// moves is nil unless the flow has two times.
+	moves *moves
 	// stage is above 0 for a router of the exchange, and exchange what it has for that.
 	stage    int
 	exchange *exchangeRouter
@@ -342,6 +350,9 @@ func (f *Flow) Router(source int) *Router {
 	inf := f.sources[source].info()
 	r.meta.Stream, r.by, r.partition = inf.Stream, inf.PartitionBy, -1
 	r.clock = inf.Clock
+	if f.twoTimes {
+		r.moves = &moves{stream: noTime, event: noTime}
+	}
 	r.route = f.sources[source].bind(r.in)
 	r.pool.New = func() any {
 		b := &Batch{source: r.meta.Stream, index: source, pool: &r.pool, columns: make([]column, 1+len(f.keys))}
@@ -412,6 +423,9 @@ func (r *Router) run(partition int, subject string, seq uint64, nanos int64, dat
 		// Timestamps do not go back, so that no record before one is later.
 		m.at, m.mark, r.highest = nanos, nanos, max(r.highest, nanos)
 	}
+	if r.moves != nil {
+		r.noteMove(seq, nanos)
+	}
 	defer func() {
 		if p := recover(); p != nil {
 			r.in.panicked(m, p)
@@ -450,11 +464,15 @@ func (r *Router) deadLetter(m *Meta, e *StepError) {
 }
 
 // Take calls fn with each batch that has records and leaves the router empty.
-// The batches belong to fn.
+// The batches belong to fn. Behind it, with [Flow.TwoTimes], [Router.TakeTicks] is to
+// be called.
 func (r *Router) Take(fn func(*Batch)) {
 	for _, p := range r.touched {
 		b := r.batches[p]
 		r.batches[p] = nil
+		if r.moves != nil {
+			b.ticks = r.moves.ticks
+		}
 		fn(b)
 	}
 	r.touched = r.touched[:0]

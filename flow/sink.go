@@ -164,7 +164,7 @@ func StopWhen[T any](s Stream[T], cond func(m *Meta, v T) (bool, error), opts ..
 			}
 			at := fmt.Sprintf("at %s sequence %d", m.Stream, m.Seq)
 			if m.Seq == 0 {
-				at = fmt.Sprintf("for a window of key %q", headerText(m.Key))
+				at = fmt.Sprintf("for a window or timer of key %q", headerText(m.Key))
 			}
 			reason := fmt.Sprintf("step %s: stop_when held %s", in.f.stepID(step), at)
 			body, err := json.Marshal(map[string]string{"mode": "suspend", "at": "now", "reason": reason})

@@ -1,5 +1,7 @@
 package flow
 
+import "time"
+
 // stateful registers a step with state.
 func stateful[T any](s Stream[T], kind, id string, version int, opts []StepOption) int {
 	info := StepInfo{ID: id, Kind: kind, Stateful: true, Version: version, Keyed: s.keyed, Stage: s.stage}
@@ -83,12 +85,17 @@ type Aggregator[T, S, U any] struct {
 	Result func(m *Meta, s *S) (U, error)
 	// Emit defaults to [EmitUpdate].
 	Emit EmitMode
+	// TTL, if it is not 0, drops the state of a key that no record was added to for that
+	// long, as that of [StatefulConfig] does. The next record of the key starts anew.
+	TTL time.Duration
 }
 
 // Aggregate folds the records of each key. id is the identity of the state. A drain with
 // [Finish] emits the result of each key once more, in the order of the keys.
 func Aggregate[T, S, U any](s Stream[T], id string, a Aggregator[T, S, U], opts ...StepOption) Stream[U] {
+	opts = append([]StepOption{func(info *StepInfo) { info.TTL = a.TTL }}, opts...)
 	step, out := stateful(s, "aggregate", id, a.State.Version, opts), then[T, U](s)
+	needTTL(s, id, a.TTL)
 	s.b.need(step, "Add", a.Add != nil)
 	s.b.need(step, "Result", a.Result != nil)
 	s.b.need(step, "state codec with Append and Decode", a.State.usable())
@@ -96,46 +103,64 @@ func Aggregate[T, S, U any](s Stream[T], id string, a Aggregator[T, S, U], opts 
 		s.b.errorf("step %q: there is no EmitMode %d", id, a.Emit)
 	}
 	s.hub.subscribe(func(in *instance) emit[T] {
-		tab := newTable(in.task, in.f.stepID(step), a.State)
 		next := out.hub.bind(in)
-		result := func(m *Meta, c *cell[S]) {
-			u, err := a.Result(m, &c.state)
-			if err != nil {
-				in.fail(step, m, err)
-				return
-			}
-			if m.pane == PaneFinal {
-				in.task.made()
-			}
-			next(m, u)
+		if a.TTL > 0 {
+			a := expiring(a)
+			tab := newTable(in.task, in.f.stepID(step), a.State)
+			e := newExpiry(in, step, a.TTL, tab)
+			tab.onLoaded = e.loaded
+			return bindAggregate(in, step, a, tab, e.touch, next)
 		}
-		atDrain(in.task, step, tab, func(mode DrainMode) bool { return mode == Finish }, func(_ *Drain, c *cell[S]) {
-			// Result may change the state.
-			tab.mark(c)
-			result(in.task.endMeta(c.key, PaneFinal, noTime), c)
-		})
-		if a.Emit == EmitCommit {
-			latest := &latestResults[S]{in: in, step: step, result: result, table: tab}
-			in.task.flushers = append(in.task.flushers, flusher{step, latest.flush})
-			return func(m *Meta, v T) {
-				in.step = step
-				if c := addTo(in, step, tab, a.Add, m, v); c != nil {
-					latest.changed(c, m)
-				}
-			}
-		}
-		return func(m *Meta, v T) {
-			in.step = step
-			if c := addTo(in, step, tab, a.Add, m, v); c != nil {
-				// Its results are its own, whatever the record is a result of.
-				pane := m.pane
-				m.pane = PaneNone
-				result(m, c)
-				m.pane = pane
-			}
-		}
+		return bindAggregate(in, step, a, newTable(in.task, in.f.stepID(step), a.State), nil, next)
 	})
 	return out
+}
+
+// bindAggregate makes the closure of an aggregate; touch, if it is there, is told of each
+// record that was added.
+func bindAggregate[T, S, U any](in *instance, step int, a Aggregator[T, S, U], tab *table[S],
+	touch func(*cell[S], *Meta), next emit[U],
+) emit[T] {
+	result := func(m *Meta, c *cell[S]) {
+		u, err := a.Result(m, &c.state)
+		if err != nil {
+			in.fail(step, m, err)
+			return
+		}
+		if m.pane == PaneFinal {
+			in.task.made()
+		}
+		next(m, u)
+	}
+	atDrain(in.task, step, tab, func(mode DrainMode) bool { return mode == Finish }, func(_ *Drain, c *cell[S]) {
+		// Result may change the state.
+		tab.mark(c)
+		result(in.task.endMeta(c.key, PaneFinal, noTime), c)
+	})
+	var latest *latestResults[S]
+	if a.Emit == EmitCommit {
+		latest = &latestResults[S]{in: in, step: step, result: result, table: tab}
+		in.task.flushers = append(in.task.flushers, flusher{step, latest.flush})
+	}
+	return func(m *Meta, v T) {
+		in.step = step
+		c := addTo(in, step, tab, a.Add, m, v)
+		if c == nil {
+			return
+		}
+		if touch != nil {
+			touch(c, m)
+		}
+		if latest != nil {
+			latest.changed(c, m)
+			return
+		}
+		// Its results are its own, whatever the record is a result of.
+		pane := m.pane
+		m.pane = PaneNone
+		result(m, c)
+		m.pane = pane
+	}
 }
 
 func addTo[T, S any](in *instance, step int, tab *table[S], add func(*Meta, *S, T) error, m *Meta, v T) *cell[S] {

@@ -108,10 +108,16 @@ func (in *instance) halt(e *StepError) {
 // panicked deals with what was recovered while the record at hand was in a step:
 // a halt, or a panic of a function of the user.
 func (in *instance) panicked(m *Meta, p any) {
+	// The next record is none of the step that has panicked.
+	m.timers = nil
 	if _, ok := p.(halt); ok {
 		return
 	}
-	e := &StepError{Step: in.f.stepID(in.step), Stream: m.Stream, Subject: m.Subject, Seq: m.Seq, Key: m.Key, Frame: m.frame, Err: panicError(p)}
+	err := panicError(p)
+	if wrong, ok := p.(misuse); ok {
+		err = wrong.err
+	}
+	e := &StepError{Step: in.f.stepID(in.step), Stream: m.Stream, Subject: m.Subject, Seq: m.Seq, Key: m.Key, Frame: m.frame, Err: err}
 	switch {
 	case in.f.opts.OnError == Stop:
 		in.halt(e)

@@ -22,7 +22,8 @@ const (
 	// Rekey, and not that of the source record, whose position the others are.
 	HeaderDeadStage = "Natsflow-Stage"
 	// HeaderDeadKey stands in place of the last three where a window failed that
-	// was closing, or what a drain does at its end: that comes of no single record.
+	// was closing, a timer, or what a drain does at its end: that comes of no single
+	// record.
 	HeaderDeadKey = "Natsflow-Key"
 )
 
@@ -31,7 +32,7 @@ type StepError struct {
 	// Step is the id of the step.
 	Step string
 	// Stream, Subject and Seq are the record's position. They are not set where
-	// a window failed that was closing, or what a drain does at its end.
+	// a window failed that was closing, a timer, or what a drain does at its end.
 	Stream  string
 	Subject string
 	Seq     uint64
@@ -128,6 +129,14 @@ type Task struct {
 	finishing bool
 	// open count the open windows of each step.
 	open []func() int
+	// second is the clock for the time of the streams where that is not the watermark,
+	// else nil; ticks are those of the batch that is played which are still ahead.
+	second *streamClock
+	ticks  Ticks
+	// overdue: a timer was set for a time that has passed. unknown begin what waits for
+	// the time of the streams to be known.
+	overdue bool
+	unknown []func(now int64)
 }
 
 // flusher emits what a step has kept back until the seal.
@@ -145,6 +154,9 @@ func (f *Flow) StageTask(stage, partition int) *Task {
 	t := &Task{f: f, stage: stage, partition: partition, byStep: map[string]stateTable{}, mostResult: make([]int, len(f.sinks)), firing: -1}
 	t.marks = slices.Repeat([]int64{noTime}, f.inputs(stage))
 	t.low, t.now, t.told, t.atLow = noTime, noTime, noTime, len(t.marks)
+	if f.twoTimes {
+		t.second = newStreamClock(len(t.marks))
+	}
 	t.in = &instance{f: f, memo: map[any]any{}, task: t}
 	t.sent, t.received = newTable(t, framesSent, numberCodec), newTable(t, framesReceived, numberCodec)
 	t.heard = newHeard(t)
@@ -158,7 +170,11 @@ func (f *Flow) StageTask(stage, partition int) *Task {
 	// A step is made before those that follow it. In this order, what one step
 	// emits at a seal is there when the next one emits.
 	slices.SortFunc(t.flushers, func(a, b flusher) int { return a.step - b.step })
-	slices.SortFunc(t.timers, func(a, b timedStep) int { return a.index() - b.index() })
+	byIndex := func(a, b timedStep) int { return a.index() - b.index() }
+	slices.SortStableFunc(t.timers, byIndex)
+	if t.second != nil {
+		slices.SortStableFunc(t.second.timers, byIndex)
+	}
 	return t
 }
 
@@ -200,6 +216,7 @@ func (t *Task) Partition() int { return t.partition }
 func (t *Task) Play(b *Batch) error {
 	t.source, t.stream, t.meta.Stream = b.index, b.source, b.source
 	t.records += b.records
+	t.ticks = b.ticks
 	if len(b.frames) > 0 {
 		return t.playFrames(b)
 	}
@@ -223,8 +240,16 @@ func (t *Task) Play(b *Batch) error {
 			}
 		}
 	}
+	return t.endBatch()
+}
+
+// endBatch does what was left for the end of a batch.
+func (t *Task) endBatch() error {
+	if t.overdue {
+		t.settle()
+	}
 	t.reserveDelta(t.encodeEarly())
-	return nil
+	return t.haltedErr()
 }
 
 func (t *Task) encodeEarly() (size int) {
@@ -333,11 +358,8 @@ type Sealed struct {
 // caller. An error is that of a state codec, or, with [Stop], the *StepError of a
 // step that emits with the commit: the task cannot go on.
 func (t *Task) Seal() (Sealed, error) {
-	for _, f := range t.flushers {
-		f.flush()
-		if t.in.halted != nil {
-			return Sealed{}, t.in.halted
-		}
+	if err := t.flush(); err != nil {
+		return Sealed{}, err
 	}
 	if t.exchange != nil {
 		t.exchange.close()
@@ -357,6 +379,23 @@ func (t *Task) Seal() (Sealed, error) {
 	}
 	t.outputs, t.dead, t.records, t.late, t.repeats, t.stopped = 0, 0, 0, 0, 0, false
 	return s, nil
+}
+
+// flush makes the steps emit what they have kept back, and fires the timers that were
+// set then for a time that has passed: nothing else may come that would.
+func (t *Task) flush() error {
+	for {
+		for _, f := range t.flushers {
+			f.flush()
+			if t.in.halted != nil {
+				return t.in.halted
+			}
+		}
+		if !t.overdue {
+			return nil
+		}
+		t.settle()
+	}
 }
 
 func (t *Task) sealState() ([]byte, error) {

@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"strings"
-	"time"
 )
 
 // ErrLate is wrapped by the error of a record that came after its windows were
@@ -92,7 +90,7 @@ type windowed[T, S, U any] struct {
 	assigner *assigner
 	// delay is how far the watermark has to be behind the end of a window.
 	delay int64
-	heap  heap[dueEntry[S]]
+	heap  heap[dueEntry[keyWindows[S]]]
 }
 
 // keyWindows is the state of a key: its open windows, in the order of their ends.
@@ -237,7 +235,6 @@ func (op *windowed[T, S, U]) tooLate(m *Meta, v T, end int64) {
 		op.late(m, v)
 		return
 	}
-	stamp := func(nanos int64) string { return time.Unix(0, nanos).UTC().Format(time.RFC3339Nano) }
 	op.in.fail(op.step, m, fmt.Errorf("%w: its time is %s, its last window ended at %s and is closed, the watermark is %s",
 		ErrLate, stamp(m.at), stamp(end), stamp(t.now)))
 }
@@ -332,7 +329,7 @@ func (op *windowed[T, S, U]) queue(c *cell[keyWindows[S]]) {
 
 func (op *windowed[T, S, U]) push(c *cell[keyWindows[S]], due int64) {
 	c.state.queued, c.state.isIn = due, true
-	op.heap.push(dueEntry[S]{due, c})
+	op.heap.push(dueEntry[keyWindows[S]]{due, c})
 }
 
 // loaded makes the heap of what was loaded.
@@ -344,18 +341,4 @@ func (op *windowed[T, S, U]) loaded() {
 			op.queue(c)
 		}
 	}
-}
-
-// dueEntry is a key with the time at which something is due. The order is by that, and by
-// the key.
-type dueEntry[S any] struct {
-	due  int64
-	cell *cell[keyWindows[S]]
-}
-
-func (e dueEntry[S]) before(o dueEntry[S]) bool {
-	if e.due != o.due {
-		return e.due < o.due
-	}
-	return strings.Compare(e.cell.key, o.cell.key) < 0
 }

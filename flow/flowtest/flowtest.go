@@ -119,6 +119,7 @@ type mark struct {
 	seq     uint64
 	highest int64
 	mark    int64
+	stream  int64
 }
 
 // New starts a flow at [Start], without records. tb is the *testing.T of the test; an
@@ -134,7 +135,7 @@ func New(tb TB, f *flow.Flow) *Runner {
 	for p := range f.Options().Partitions {
 		t := &task{Task: r.newTask(0, p), played: make([]uint64, len(r.sources))}
 		for i := range r.sources {
-			t.at = append(t.at, mark{highest: r.sources[i].router.HighestTime(), mark: t.Watermark(i)})
+			t.at = append(t.at, mark{highest: r.sources[i].router.HighestTime(), mark: t.Watermark(i), stream: t.StreamTime(i)})
 		}
 		r.tasks = append(r.tasks, t)
 	}
@@ -216,7 +217,9 @@ func (r *Runner) read() error {
 			note(r.tasks[b.Partition].Play(b))
 			b.Release()
 		})
+		ticks, stream := src.router.TakeTicks()
 		for _, t := range r.tasks {
+			note(t.AdvanceStream(i, stream, ticks))
 			if r.f.Timed() {
 				note(t.Advance(i, src.router.Watermark()))
 			}
@@ -231,7 +234,9 @@ func (r *Runner) read() error {
 
 // Pause lets time pass without a record. The clock of the server goes on, and the
 // watermarks of the sources follow as they do in a worker that has read all there
-// is. Later stages learn of it with the next commit, as they learn of records.
+// is. The time of the streams goes on in any case: timers of it fire, and state
+// whose TTL is over is dropped. Later stages learn of it with the next commit, as they
+// learn of records.
 func (r *Runner) Pause(d time.Duration) {
 	r.tb.Helper()
 	r.now, r.quiet = r.now.Add(d), true
@@ -250,7 +255,11 @@ func (r *Runner) followServer() {
 			last = src.records[n-1].nanos
 		}
 		for _, t := range r.tasks {
-			if err := t.Advance(i, src.router.QuietWatermark(r.now.UnixNano(), last)); err != nil {
+			err := t.Advance(i, src.router.QuietWatermark(r.now.UnixNano(), last))
+			if err == nil {
+				err = t.AdvanceStream(i, r.now.UnixNano(), nil)
+			}
+			if err != nil {
 				r.tb.Fatalf("pause: %v", err)
 			}
 		}
@@ -275,7 +284,7 @@ func (r *Runner) TryCommit() error {
 		r.seal(t)
 		for i, src := range r.sources {
 			// A task may be ahead of the reader, which has gone back for another.
-			t.at[i] = mark{t.played[i], max(t.at[i].highest, src.router.HighestTime()), t.Watermark(i)}
+			t.at[i] = mark{t.played[i], max(t.at[i].highest, src.router.HighestTime()), t.Watermark(i), t.StreamTime(i)}
 		}
 	}
 	for i := range r.later {
@@ -496,6 +505,7 @@ func (r *Runner) load(t *task) {
 	}
 	for i := range r.sources {
 		t.Restore(i, t.at[i].mark)
+		t.RestoreStream(i, t.at[i].stream)
 		t.played[i] = t.at[i].seq
 	}
 }
