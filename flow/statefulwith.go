@@ -134,10 +134,10 @@ func (op *statefulStep[T, S, U]) on(m *Meta, v T) {
 	switch {
 	case m.drop:
 		op.drop(c, marked, fresh)
-	case !m.unchanged || err != nil || op.moved:
-	case fresh:
+	case !m.unchanged || err != nil:
+	case fresh && c.state.timers == nil:
 		op.drop(c, marked, fresh)
-	case op.expiry == nil:
+	case !fresh && !op.moved && op.expiry == nil:
 		op.table.takeBack(c, marked, fresh)
 	}
 	if err != nil {
