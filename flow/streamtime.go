@@ -156,6 +156,15 @@ func (t *Task) StreamTime(source int) int64 {
 	return t.second.marks[source]
 }
 
+// StreamNow is [Task.Now] for the time of the streams; the lowest number also without
+// [Flow.TwoTimes].
+func (t *Task) StreamNow() int64 {
+	if t.second == nil {
+		return noTime
+	}
+	return t.second.low
+}
+
 // StreamDue is [Task.Due] for the time of the streams. Without [Flow.TwoTimes] it is the
 // highest number, and Due is for both.
 func (t *Task) StreamDue() int64 {

@@ -9,7 +9,8 @@ type Head struct {
 	// Offsets has, per source stream, the last sequence that is applied.
 	Offsets map[string]uint64 `json:"offsets,omitempty"`
 	// Watermarks per source, Unix nanoseconds: up to where the task has done what is
-	// due.
+	// due. A source whose records bring their time has another name here, and its own
+	// name stands for the time of the stream, if the flow goes by that, too.
 	Watermarks map[string]int64 `json:"watermarks,omitempty"`
 	// Clocks has, per source, the highest time of the records up to Offsets, Unix
 	// nanoseconds: what whoever reads on from there has to begin with.

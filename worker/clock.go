@@ -53,6 +53,10 @@ func (t *task) restoreClocks(sources []flow.SourceInfo, inputs int) {
 		if mark, ok := t.head.Watermarks[clockName(src)]; ok {
 			t.flow.Restore(i, mark)
 		}
+		// Where the records have no time of their own, that is the watermark.
+		if at, ok := t.head.Watermarks[src.Stream]; ok {
+			t.flow.RestoreStream(i, at)
+		}
 	}
 }
 
@@ -70,6 +74,9 @@ func (l *lane) putClocks(t *task, h *kvsnap.Head) {
 		if mark := t.flow.Watermark(i); mark != noTime {
 			h.Watermarks[clockName(l.s.sources[i])] = mark
 		}
+		if at := t.flow.StreamTime(i); at != noTime && l.s.sources[i].Clock != nil {
+			h.Watermarks[l.s.sources[i].Stream] = at
+		}
 	}
 }
 
@@ -86,7 +93,8 @@ func (l *lane) highestOf(t *task) []int64 {
 	return h
 }
 
-// advance moves the watermarks to that of what was read, for all tasks that stay.
+// advance moves the watermarks to that of what was read, and the time of the source,
+// for all tasks that stay.
 func (l *lane) advance(c chunk) error {
 	if !l.s.flow.Timed() {
 		return nil
@@ -101,7 +109,11 @@ func (l *lane) advance(c chunk) error {
 			continue
 		}
 		clean := !t.flow.Dirty()
-		if err := t.flow.Advance(c.source, c.mark); err != nil {
+		err := t.flow.AdvanceStream(c.source, c.stream, c.ticks)
+		if err == nil {
+			err = t.flow.Advance(c.source, c.mark)
+		}
+		if err != nil {
 			return err
 		}
 		if clean {
@@ -113,25 +125,32 @@ func (l *lane) advance(c chunk) error {
 
 // showDue lets the readers see when something is due.
 func (l *lane) showDue() {
-	due, behind := int64(math.MaxInt64), int64(math.MaxInt64)
+	due, behind := nothingDue, nothingDue
 	for _, t := range l.tasks {
-		switch {
-		case t.end != nil:
-		case t.id.Stage > 0:
-			behind = min(behind, t.flow.Due())
-		default:
-			due = min(due, t.flow.Due())
+		if t.end != nil {
+			continue
 		}
+		of := &due
+		if t.id.Stage > 0 {
+			of = &behind
+		}
+		of[byMark], of[byStream] = min(of[byMark], t.flow.Due()), min(of[byStream], t.flow.StreamDue())
 	}
-	l.due.Store(due)
-	l.dueBehind.Store(behind)
+	for by := range due {
+		l.due[by].Store(due[by])
+		l.dueBehind[by].Store(behind[by])
+	}
 }
 
 // restart sets the clock of the source for reading on from where seek went.
 func (r *reader) restart(highest int64) {
 	r.router.Restart(highest)
-	r.mark, r.lastTime = noTime, 0
+	r.mark, r.quiet, r.lastTime = noTime, noTime, 0
 }
+
+// at is the watermark of what was read, streamAt the time of the source there.
+func (r *reader) at() int64       { return max(r.mark, r.router.Watermark()) }
+func (r *reader) streamAt() int64 { return max(r.quiet, r.router.StreamTime()) }
 
 // serverClock is what a reader knows of the server's clock.
 type serverClock struct {
@@ -174,18 +193,19 @@ func (r *reader) followServer(ctx context.Context) {
 // mayBeDue reports whether something is due by what is known of the server's clock.
 func (r *reader) mayBeDue(clock *serverClock) bool {
 	now := time.Now()
-	if r.s.dueAfter(math.MinInt64) == math.MaxInt64 || now.Before(clock.retry) || !r.routing.TryLock() {
+	if r.s.nothingDue() || now.Before(clock.retry) || !r.routing.TryLock() {
 		return false
 	}
 	defer r.routing.Unlock()
-	due := r.s.dueAfter(max(r.mark, r.router.Watermark()))
-	if due == math.MaxInt64 {
+	due, streamDue := r.s.dueAfter(byMark, r.at()), r.s.dueAfter(byStream, r.streamAt())
+	if min(due, streamDue) == math.MaxInt64 {
 		return false
 	}
 	if now.Sub(clock.asked) >= clockAnew {
 		return true
 	}
-	return r.router.QuietWatermark(now.Add(clock.ahead).UnixNano(), r.lastTime) >= due
+	then := now.Add(clock.ahead).UnixNano()
+	return r.router.QuietWatermark(then, r.lastTime) >= due || then >= streamDue
 }
 
 // askServer asks for the time, and moves the watermark if all that the source had at
@@ -197,7 +217,8 @@ func (r *reader) askServer(ctx context.Context, clock *serverClock) bool {
 	if err != nil || !info.Created.Equal(r.created) {
 		return false
 	}
-	if info.Mirror && r.s.sources[r.source].Clock == nil {
+	ownTime := r.s.sources[r.source].Clock != nil
+	if info.Mirror && !ownTime {
 		// Its messages have the timestamps of its origin, and may come much later.
 		return false
 	}
@@ -210,8 +231,8 @@ func (r *reader) askServer(ctx context.Context, clock *serverClock) bool {
 	}
 	defer r.routing.Unlock()
 	until, ok := r.goesOn()
-	if !ok || until < math.MaxInt64 && r.s.sources[r.source].Clock != nil {
-		return false // a drain wants what is due up to its cut, and no more
+	if !ok {
+		return false
 	}
 	if r.lastTime == 0 {
 		r.lastTime = clock.lastOf(info)
@@ -221,17 +242,26 @@ func (r *reader) askServer(ctx context.Context, clock *serverClock) bool {
 		margin = replicaMargin
 	}
 	clock.ahead -= margin
-	mark := min(until, r.router.QuietWatermark(info.AsOf.Add(-margin).UnixNano(), r.lastTime))
-	now := max(r.mark, r.router.Watermark())
-	if mark <= now {
-		return false
+	now := info.AsOf.Add(-margin).UnixNano()
+	known, moved := false, false
+	// A drain wants what is due up to its cut, and no more. Where nothing is due, a move
+	// would do nothing but commit for later stages.
+	if mark := min(until, r.router.QuietWatermark(now, r.lastTime)); mark > r.at() && (until == math.MaxInt64 || !ownTime) {
+		known = true
+		if mark >= r.s.dueAfter(byMark, r.at()) {
+			r.mark, moved = mark, true
+		}
 	}
-	if mark < r.s.dueAfter(now) {
-		return true // it would do nothing but commit for later stages
+	if at := min(until, now); r.s.flow.TwoTimes() && !info.Mirror && at > r.streamAt() {
+		known = true
+		if at >= r.s.dueAfter(byStream, r.streamAt()) {
+			r.quiet, moved = at, true
+		}
 	}
-	r.mark = mark
-	_ = r.flush(false) // errs only when it waits
-	return true
+	if moved {
+		_ = r.flush(false) // errs only when it waits
+	}
+	return known
 }
 
 // lastOf returns the timestamp of the last message of a stream.

@@ -32,20 +32,36 @@ const (
 // dueHint is such a message.
 type dueHint struct {
 	Worker string `json:"worker"`
-	// Due is a watermark, in nanoseconds since 1970; nil when nothing waits.
-	Due *int64 `json:"due,omitempty"`
+	// Due is a watermark, Stream a time of the streams, in nanoseconds since 1970; nil
+	// when nothing waits for it.
+	Due    *int64 `json:"due,omitempty"`
+	Stream *int64 `json:"stream,omitempty"`
 }
+
+// The clocks by which something is due: the watermark, and where the flow goes by that,
+// too, the time of the streams, see flow.Flow.TwoTimes.
+const (
+	byMark = iota
+	byStream
+	clockKinds
+)
+
+// dueTimes are when something is to be done first, by each clock; the highest number if
+// nothing waits.
+type dueTimes [clockKinds]int64
+
+var nothingDue = dueTimes{math.MaxInt64, math.MaxInt64}
 
 // dueElsewhere is what the other workers have said.
 type dueElsewhere struct {
 	mu sync.Mutex
 	by map[string]heardDue
-	// all are the watermarks that are believed now.
-	all atomic.Pointer[[]int64]
+	// all are those that are believed now.
+	all atomic.Pointer[[]dueTimes]
 }
 
 type heardDue struct {
-	due   int64
+	due   dueTimes
 	until time.Time
 }
 
@@ -57,13 +73,19 @@ func (d *dueElsewhere) hear(data []byte, self string) {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if h.Due == nil {
+	due := nothingDue
+	for by, at := range [clockKinds]*int64{h.Due, h.Stream} {
+		if at != nil {
+			due[by] = *at
+		}
+	}
+	if due == nothingDue {
 		delete(d.by, h.Worker)
 	} else {
 		if d.by == nil {
 			d.by = map[string]heardDue{}
 		}
-		d.by[h.Worker] = heardDue{*h.Due, time.Now().Add(dueKept)}
+		d.by[h.Worker] = heardDue{due, time.Now().Add(dueKept)}
 	}
 	d.show()
 }
@@ -81,34 +103,34 @@ func (d *dueElsewhere) forget() {
 }
 
 func (d *dueElsewhere) show() {
-	var all []int64
+	var all []dueTimes
 	for _, h := range d.by {
 		all = append(all, h.due)
 	}
 	d.all.Store(&all)
 }
 
-// after returns the first of the watermarks above a number; the highest number if there
-// is none.
-func (d *dueElsewhere) after(mark int64) int64 {
+// after returns the first of the times of a clock above a number; the highest number if
+// there is none.
+func (d *dueElsewhere) after(by int, mark int64) int64 {
 	first := int64(math.MaxInt64)
 	if all := d.all.Load(); all != nil {
 		for _, due := range *all {
-			if due > mark {
-				first = min(first, due)
+			if due[by] > mark {
+				first = min(first, due[by])
 			}
 		}
 	}
 	return first
 }
 
-// dueAfter is the first watermark above that of a source at which something is to be
-// done: here, or behind the exchange elsewhere. The highest number if nothing waits.
+// dueAfter is the first time above that of a source, by a clock, at which something is to
+// be done: here, or behind the exchange elsewhere. The highest number if nothing waits.
 // What is due at or before it waits for another source, or for another task.
-func (s *session) dueAfter(mark int64) int64 {
-	due := s.elsewhere.after(mark)
+func (s *session) dueAfter(by int, mark int64) int64 {
+	due := s.elsewhere.after(by, mark)
 	for _, l := range s.lanes {
-		for _, at := range []int64{l.due.Load(), l.dueBehind.Load()} {
+		for _, at := range []int64{l.due[by].Load(), l.dueBehind[by].Load()} {
 			if at > mark {
 				due = min(due, at)
 			}
@@ -117,20 +139,32 @@ func (s *session) dueAfter(mark int64) int64 {
 	return due
 }
 
-// dueBehind is the watermark at which something is to be done first in a later stage
-// here.
-func (s *session) dueBehind() int64 {
-	due := int64(math.MaxInt64)
+// nothingDue reports that nothing waits for any time, here or elsewhere.
+func (s *session) nothingDue() bool {
+	return s.dueAfter(byMark, math.MinInt64) == math.MaxInt64 && s.dueAfter(byStream, math.MinInt64) == math.MaxInt64
+}
+
+// dueBehind is when something is to be done first in a later stage here.
+func (s *session) dueBehind() dueTimes {
+	due := nothingDue
 	for _, l := range s.lanes {
-		due = min(due, l.dueBehind.Load())
+		for by := range due {
+			due[by] = min(due[by], l.dueBehind[by].Load())
+		}
 	}
 	return due
 }
 
-// awaited reports that something waits for a watermark in a later stage, here or
-// elsewhere.
-func (s *session) awaited(mark int64) bool {
-	return s.dueBehind() <= mark || s.elsewhere.after(math.MinInt64) <= mark
+// awaited reports that something waits for the watermark of a task in a later stage, or
+// for its time of the streams, here or elsewhere.
+func (s *session) awaited(t *flow.Task) bool {
+	here := s.dueBehind()
+	for by, now := range [clockKinds]int64{byMark: t.Now(), byStream: t.StreamNow()} {
+		if here[by] <= now || s.elsewhere.after(by, math.MinInt64) <= now {
+			return true
+		}
+	}
+	return false
 }
 
 // tellDue tells the other workers what is due here in later stages, and listens to them.
@@ -147,7 +181,7 @@ func (s *session) tellDue(ctx context.Context) {
 	}
 	t := time.NewTicker(clockEvery)
 	defer t.Stop()
-	told, toldAt := int64(math.MaxInt64), time.Time{}
+	told, toldAt := nothingDue, time.Time{}
 	for {
 		select {
 		case <-ctx.Done():
@@ -156,12 +190,14 @@ func (s *session) tellDue(ctx context.Context) {
 		}
 		s.elsewhere.forget()
 		due := s.dueBehind()
-		if due == told && (due == math.MaxInt64 || time.Since(toldAt) < dueRepeat) {
+		if due == told && (due == nothingDue || time.Since(toldAt) < dueRepeat) {
 			continue
 		}
 		hint := dueHint{Worker: s.cfg.Name}
-		if due != math.MaxInt64 {
-			hint.Due = &due
+		for by, at := range [clockKinds]**int64{&hint.Due, &hint.Stream} {
+			if due[by] != math.MaxInt64 {
+				*at = &due[by]
+			}
 		}
 		data, err := json.Marshal(hint)
 		if err == nil {
@@ -188,5 +224,5 @@ func (l *lane) tellNow(t *task) bool {
 		return false
 	}
 	since := time.Since(t.toldAt)
-	return since >= l.s.tellEvery || since >= l.s.interval && l.s.awaited(t.flow.Now())
+	return since >= l.s.tellEvery || since >= l.s.interval && l.s.awaited(t.flow)
 }

@@ -39,6 +39,10 @@ type chunk struct {
 	batches []*flow.Batch
 	// highest time of the records up to through, and the watermark there.
 	highest, mark int64
+	// stream is the time of the source there, ticks how both have moved; see
+	// flow.Ticks.
+	stream int64
+	ticks  flow.Ticks
 }
 
 // laneInput is a chunk, or a change of what the lane has to do. All that came
@@ -142,9 +146,9 @@ type lane struct {
 	// up to there.
 	pos     []uint64
 	highest []int64
-	// due is the watermark at which one of the tasks of the first stage has something to
-	// do, dueBehind that for later stages.
-	due, dueBehind atomic.Int64
+	// due is when one of the tasks of the first stage has something to do, by either
+	// clock, dueBehind that for later stages.
+	due, dueBehind [clockKinds]atomic.Int64
 }
 
 // run processes what comes until ctx ends.

@@ -476,10 +476,13 @@ func TestRun_markHistories(t *testing.T) {
 // is looked at by itself.
 func TestSession_hints(t *testing.T) {
 	var d dueElsewhere
-	say := func(worker string, due int64) {
+	say := func(worker string, due int64, stream ...int64) {
 		h := dueHint{Worker: worker}
 		if due != 0 {
 			h.Due = &due
+		}
+		for _, at := range stream {
+			h.Stream = &at
 		}
 		data, err := json.Marshal(h)
 		if err != nil {
@@ -487,11 +490,15 @@ func TestSession_hints(t *testing.T) {
 		}
 		d.hear(data, "me")
 	}
-	want := func(mark, due int64) {
+	wantBy := func(by int, mark, due int64) {
 		t.Helper()
-		if got := d.after(mark); got != due {
+		if got := d.after(by, mark); got != due {
 			t.Errorf("behind %d something is due at %d, want %d", mark, got, due)
 		}
+	}
+	want := func(mark, due int64) {
+		t.Helper()
+		wantBy(byMark, mark, due)
 	}
 	want(0, 1<<63-1)
 	say("me", 5)
@@ -501,10 +508,14 @@ func TestSession_hints(t *testing.T) {
 	want(0, 20)
 	want(20, 30)
 	want(30, 1<<63-1)
+	say("b", 0, 40)
+	want(0, 30)
+	wantBy(byStream, 0, 40)
 	say("b", 0)
 	want(0, 30)
+	wantBy(byStream, 0, 1<<63-1)
 	d.mu.Lock()
-	d.by["a"] = heardDue{30, time.Now().Add(-time.Nanosecond)}
+	d.by["a"] = heardDue{dueTimes{30, 1<<63 - 1}, time.Now().Add(-time.Nanosecond)}
 	d.mu.Unlock()
 	d.forget()
 	want(0, 1<<63-1)

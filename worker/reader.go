@@ -78,9 +78,11 @@ type reader struct {
 	// out holds, for each lane, batches that it had no room for.
 	out    [][]*flow.Batch
 	unsent bool
-	// mark is the watermark by the server's clock, lastTime the timestamp of the last
-	// message if it is known.
-	mark, lastTime int64
+	// ticks are, for each lane, those of what it had no room for.
+	ticks []flow.Ticks
+	// mark is the watermark by the server's clock, quiet the time of the source by it, and
+	// lastTime the timestamp of the last message if it is known.
+	mark, quiet, lastTime int64
 	// broken: a record failed half-way, and what the router holds must not be played.
 	broken bool
 
@@ -106,7 +108,8 @@ type reader struct {
 func newReader(s *session, source int) *reader {
 	r := &reader{
 		s: s, input: s.inputs[source], source: source, owned: make([]bool, s.flow.Options().Partitions),
-		out: make([][]*flow.Batch, len(s.lanes)), limit: math.MaxUint64, until: math.MaxInt64, limited: make(chan struct{}), mark: noTime,
+		out: make([][]*flow.Batch, len(s.lanes)), limit: math.MaxUint64, until: math.MaxInt64, limited: make(chan struct{}), mark: noTime, quiet: noTime,
+		ticks: make([]flow.Ticks, len(s.lanes)),
 	}
 	if r.stage > 0 {
 		r.router = s.flow.ExchangeRouter(r.stage)
@@ -384,13 +387,18 @@ func (r *reader) flush(wait bool) error {
 		lane := r.s.laneOf(kvsnap.TaskID{Stage: r.stage, Partition: b.Partition})
 		r.out[lane] = append(r.out[lane], b)
 	})
+	ticks, stream := r.router.TakeTicks()
 	r.waiting, r.bytes, r.unsent = 0, 0, false
 	for i, l := range r.s.lanes {
-		in := laneInput{chunk: chunk{source: r.source, through: r.routed, batches: r.out[i], highest: r.router.HighestTime(), mark: max(r.mark, r.router.Watermark())}}
+		r.ticks[i] = r.ticks[i].Join(ticks)
+		in := laneInput{chunk: chunk{
+			source: r.source, through: r.routed, batches: r.out[i], highest: r.router.HighestTime(), mark: r.at(),
+			stream: max(r.quiet, stream), ticks: r.ticks[i],
+		}}
 		if !wait {
 			select {
 			case l.in <- in:
-				r.out[i] = nil
+				r.out[i], r.ticks[i] = nil, nil
 			default:
 				r.unsent = true
 			}
@@ -398,7 +406,7 @@ func (r *reader) flush(wait bool) error {
 		}
 		select {
 		case l.in <- in:
-			r.out[i] = nil
+			r.out[i], r.ticks[i] = nil, nil
 		case <-r.s.ctx.Done():
 			return context.Cause(r.s.ctx)
 		}

@@ -493,8 +493,7 @@ func (s *session) makeLanes() {
 			// Room for a result of every task.
 			done: make(chan result, len(s.taskNames)),
 		}
-		s.lanes[i].due.Store(math.MaxInt64)
-		s.lanes[i].dueBehind.Store(math.MaxInt64)
+		s.lanes[i].showDue()
 		s.low[i] = make([]atomic.Uint64, len(s.inputs))
 		for k := range s.low[i] {
 			s.low[i][k].Store(math.MaxUint64)
