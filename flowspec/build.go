@@ -238,6 +238,9 @@ func (st *aggregateStep) text() string {
 	if st.emit == flow.EmitCommit {
 		text += "; emit: commit"
 	}
+	if st.ttl > 0 {
+		text += "; ttl: " + formatDuration(st.ttl)
+	}
 	return text
 }
 
@@ -257,6 +260,7 @@ func (st *aggregateStep) build(in flow.Stream[record]) flow.Stream[record] {
 			return r, nil
 		},
 		Emit: st.emit,
+		TTL:  st.ttl,
 	}, st.options()...)
 }
 

@@ -120,7 +120,18 @@ func (p *player) playFrom(source int, in input) {
 		}
 		b.Release()
 	})
+	ticks, stream := router.TakeTicks()
+	p.advanceStream(source, stream, ticks)
 	p.advance(source, router.Watermark())
+}
+
+// advanceStream moves the time of a source in all tasks.
+func (p *player) advanceStream(source int, at int64, ticks flow.Ticks) {
+	for _, task := range p.tasks {
+		if err := task.AdvanceStream(source, at, ticks); err != nil {
+			p.out = append(p.out, "stopped: "+err.Error())
+		}
+	}
 }
 
 // advance moves the watermark of a source in all tasks.
@@ -348,6 +359,7 @@ func playText(t *testing.T, yaml, in string) string {
 			now = now.Add(d)
 			for i, r := range p.routers {
 				p.advance(i, r.QuietWatermark(now.UnixNano(), last[i]))
+				p.advanceStream(i, now.UnixNano(), nil)
 			}
 		default:
 			p.playFrom(source, input{word, now.UnixNano(), []byte(rest)})

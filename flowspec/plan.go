@@ -154,6 +154,9 @@ func (l *stepList) planStep(st step, key string) PlanStep {
 			planned.State += ", with its open windows"
 			planned.StateVersion += windowVersion
 		}
+		if st.ttl > 0 {
+			planned.State += fmt.Sprintf(", kept for %s after its last record", formatDuration(st.ttl))
+		}
 	case *joinStep:
 		planned.State, planned.StateVersion = st.state(key), joinVersion
 		if st.table {

@@ -95,6 +95,8 @@ type aggregateStep struct {
 	emit      flow.EmitMode
 	// windows is nil for an aggregate over all records of a key.
 	windows *windows
+	// ttl is how long the state of a key outlives its last record, 0 for ever.
+	ttl time.Duration
 }
 
 type dedupeStep struct {
@@ -119,7 +121,7 @@ var operators = []string{"filter", "map", "expand", "redistribute", "key", "look
 type rawStep struct {
 	op                               field
 	id, emit, stopWhen, window, late *field
-	onDrain                          *field
+	onDrain, ttl                     *field
 }
 
 // stepsOf reads the steps of a list.
@@ -171,6 +173,8 @@ func (p *specParser) rawStep(n ast.Node) (raw rawStep, ok bool) {
 			raw.late = &f
 		case f.name == "on_drain":
 			raw.onDrain = &f
+		case f.name == "ttl":
+			raw.ttl = &f
 		default:
 			stray = append(stray, f)
 		}
@@ -194,6 +198,7 @@ func (p *specParser) rawStep(n ast.Node) (raw rawStep, ok bool) {
 	if raw.onDrain != nil && raw.window == nil {
 		p.errorf(raw.onDrain.at, "", "on_drain belongs to an aggregate with a window")
 	}
+	p.checkTTL(raw)
 	if raw.stopWhen != nil && raw.op.name != "to" {
 		p.errorf(raw.stopWhen.at, "", "stop_when belongs to a to")
 	}
@@ -204,7 +209,7 @@ func (p *specParser) strayFields(raw rawStep, stray []field, isStep bool) {
 	options := []string{"id"}
 	switch raw.op.name {
 	case "aggregate":
-		options = append(options, "emit", "window", "late", "on_drain")
+		options = append(options, "emit", "window", "late", "on_drain", "ttl")
 	case "join":
 		options = append(options, "window", "late")
 	case "to":
@@ -468,6 +473,9 @@ func (p *specParser) aggregateStep(raw rawStep) step {
 	st := &aggregateStep{}
 	if raw.emit != nil && raw.window == nil {
 		st.emit = p.emit(*raw.emit)
+	}
+	if raw.ttl != nil {
+		st.ttl = p.ttl(*raw.ttl)
 	}
 	fields, ok := p.mapping(f.value, "aggregate")
 	if !ok {
