@@ -75,6 +75,10 @@
 // time. What has come is kept for as long as a record that is not late may meet it. So
 // which results there are does not depend on how the two streams are read.
 //
+// [StatefulWith] has timers, which wait for the watermark ([Meta.SetTimer]) or for the
+// time of the streams ([Meta.SetStreamTimer]) and are a part of the key's state; and its
+// state, like that of [Aggregate], can have a TTL, which goes by the time of the streams.
+//
 // Package natsflow/flow/flowtest runs a flow in memory, for tests.
 //
 // # Failures
