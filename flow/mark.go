@@ -37,12 +37,14 @@ const AllPartitions = -1
 const allTasks = "all"
 
 // clocks are how far the two clocks of an input are: the watermark of its records'
-// times, and the highest timestamp that its stream gave.
+// times, and the time of the streams, which is not known where the flow has one time.
 type clocks struct{ event, stream int64 }
 
-// clocks are those of the task, as the next stage is told them. Steps that wait for
-// stream times are not there yet: the one stands for the other.
-func (t *Task) clocks() clocks { return clocks{event: t.low, stream: t.low} }
+// clocks are those of the task, as the next stage is told them.
+func (t *Task) clocks() clocks { return clocks{event: t.low, stream: t.StreamNow()} }
+
+// behind reports that others are later, by one clock at least.
+func (c clocks) behind(o clocks) bool { return c.event < o.event || c.stream < o.stream }
 
 // TimedStage reports whether steps of a stage above 0, or of one behind it, wait for
 // times: then the tasks of the stage before have to tell it their watermarks.
@@ -54,9 +56,9 @@ func (b *Builder) waits(stage int) {
 	b.lastTimed = max(b.lastTimed, stage)
 }
 
-// Untold reports whether the watermark of the task has moved and the tasks of the next
-// stage, which wait for it, have not been told by a Seal.
-func (t *Task) Untold() bool { return t.tells && t.low > t.told }
+// Untold reports whether the watermark of the task, or its time of the streams, has moved
+// and the tasks of the next stage, which wait for it, have not been told by a Seal.
+func (t *Task) Untold() bool { return t.tells && t.told.behind(t.clocks()) }
 
 // Unsealed reports whether a Seal would store or publish anything: what makes the task
 // [Task.Dirty] or [Task.Untold], and watermarks that came by the exchange. These alone
@@ -73,7 +75,7 @@ func (t *Task) tell() {
 	if !t.Untold() || t.tellLater && t.exchange.frames == 0 {
 		return
 	}
-	t.told = t.low
+	t.told = t.clocks()
 	var buf [maxMark]byte
 	data := appendMark(buf[:0], t.stage+1, t.partition, t.clocks())
 	t.outbox = appendOutputHead(t.outbox, t.f.exchange, []byte(ExchangeMarks(t.f.name, t.stage+1)))
@@ -155,12 +157,17 @@ func (h *heard) take(producer int, c clocks) {
 		h.of.state = slices.Repeat([]clocks{{noTime, noTime}}, h.t.f.opts.Partitions)
 	}
 	is := &h.of.state[producer]
-	if c.event <= is.event && c.stream <= is.stream {
+	if !is.behind(c) {
 		return
 	}
 	is.event, is.stream = max(is.event, c.event), max(is.stream, c.stream)
 	h.mark(h.of)
-	h.t.raise(producer, is.event)
+	if h.t.second != nil {
+		h.t.raiseStream(producer, is.stream)
+	}
+	if h.t.in.halted == nil {
+		h.t.raise(producer, is.event)
+	}
 }
 
 func (h *heard) loaded() {
@@ -175,6 +182,7 @@ func (h *heard) loaded() {
 	}
 	for producer, c := range h.of.state {
 		h.t.Restore(producer, c.event)
+		h.t.RestoreStream(producer, c.stream)
 	}
 }
 
@@ -193,9 +201,14 @@ func (f *Flow) clocksID() string {
 
 // clocksCodec stores clocks of a number of tasks.
 //
-//	clocks = varint lowest watermark { uvarint 0 (unknown) or watermark-lowest+1, varint stream time-watermark }
+//	clocks = varint lowest watermark { clock }
+//	clock  = uvarint 1+watermark-lowest, varint stream time-watermark
+//	         or 0 for no watermark, varint stream time, 0 for none
+//
+// In version 0 nothing followed a 0.
 func clocksCodec(n int) StateCodec[[]clocks] {
 	return StateCodec[[]clocks]{
+		Version: 1,
 		Append: func(dst []byte, s *[]clocks) ([]byte, error) {
 			low := int64(math.MaxInt64)
 			for _, c := range *s {
@@ -206,7 +219,7 @@ func clocksCodec(n int) StateCodec[[]clocks] {
 			dst = binary.AppendVarint(dst, low)
 			for _, c := range *s {
 				if c.event == noTime {
-					dst = append(dst, 0)
+					dst = binary.AppendVarint(append(dst, 0), knownOr0(c.stream))
 					continue
 				}
 				dst = binary.AppendUvarint(dst, uint64(c.event-low)+1)
@@ -214,23 +227,38 @@ func clocksCodec(n int) StateCodec[[]clocks] {
 			}
 			return dst, nil
 		},
-		Decode: func(data []byte, s *[]clocks) error {
-			r := reader{data: data}
-			low := r.varint()
-			all := slices.Repeat([]clocks{{noTime, noTime}}, n)
-			for i := range all {
-				if v := r.uvarint(); v > 0 {
-					event := low + int64(v-1)
-					all[i] = clocks{event, event + r.varint()}
-				}
-			}
-			if r.bad || len(r.data) > 0 {
-				return fmt.Errorf("%w of %d tasks", errNotClocks, n)
-			}
-			*s = all
-			return nil
-		},
+		Decode:  func(data []byte, s *[]clocks) error { return decodeClocks(data, s, n, 1) },
+		Migrate: func(version int, data []byte, s *[]clocks) error { return decodeClocks(data, s, n, version) },
 	}
+}
+
+func knownOr0(at int64) int64 {
+	if at == noTime {
+		return 0
+	}
+	return at
+}
+
+func decodeClocks(data []byte, s *[]clocks, n, version int) error {
+	r := reader{data: data}
+	low := r.varint()
+	all := slices.Repeat([]clocks{{noTime, noTime}}, n)
+	for i := range all {
+		switch v := r.uvarint(); {
+		case v > 0:
+			event := low + int64(v-1)
+			all[i] = clocks{event, event + r.varint()}
+		case version > 0:
+			if at := r.varint(); at != 0 {
+				all[i].stream = at
+			}
+		}
+	}
+	if r.bad || len(r.data) > 0 || version > 1 {
+		return fmt.Errorf("%w of %d tasks, in version %d", errNotClocks, n, version)
+	}
+	*s = all
+	return nil
 }
 
 var errNotClocks = errors.New("not the watermarks")

@@ -110,9 +110,10 @@ type Task struct {
 	marks    []int64
 	low, now int64
 	atLow    int
-	// tells: the next stage wants to know low; told is what it was told.
+	// tells: the next stage wants to know low, and that of second; told is what it was
+	// told.
 	tells, tellLater bool
-	told             int64
+	told             clocks
 	// timers are the steps that wait for times, in their order; firing is the index
 	// of the one that does what is due, else -1.
 	timers   []timedStep
@@ -153,7 +154,7 @@ func (f *Flow) Task(partition int) *Task { return f.StageTask(0, partition) }
 func (f *Flow) StageTask(stage, partition int) *Task {
 	t := &Task{f: f, stage: stage, partition: partition, byStep: map[string]stateTable{}, mostResult: make([]int, len(f.sinks)), firing: -1}
 	t.marks = slices.Repeat([]int64{noTime}, f.inputs(stage))
-	t.low, t.now, t.told, t.atLow = noTime, noTime, noTime, len(t.marks)
+	t.low, t.now, t.told, t.atLow = noTime, noTime, clocks{noTime, noTime}, len(t.marks)
 	if f.twoTimes {
 		t.second = newStreamClock(len(t.marks))
 	}

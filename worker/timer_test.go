@@ -21,6 +21,8 @@ type timerFlow struct {
 	gap, every, ttl time.Duration
 	clock           *flow.EventTime[string]
 	options         flow.Options
+	// staged: the records have the key of their group, in a second stage.
+	staged bool
 }
 
 func (w timerFlow) build(tb testing.TB) *flow.Flow {
@@ -36,6 +38,9 @@ func (w timerFlow) build(tb testing.TB) *flow.Flow {
 		key, _, _ := strings.Cut(v, " ")
 		return key, nil
 	})
+	if w.staged {
+		keyed = flow.Rekey(keyed, func(m *flow.Meta, _ string) (string, error) { return groupOf(m.Key, 1), nil }, flow.TextCodec())
+	}
 	out := flow.StatefulWith(keyed, "count", flow.StatefulConfig[string, int, string]{
 		State: flow.JSONState[int](1, nil), TTL: w.ttl,
 		On: func(m *flow.Meta, n *int, _ string, _ func(string)) error {
@@ -312,6 +317,67 @@ func TestTimer_twoTimesOverRestarts(t *testing.T) {
 			t.Errorf("timers have fired %d times only", n)
 		}
 	})
+}
+
+// Timers and a TTL of a later stage go by the server's clock as well, whoever has the tasks
+// there and whoever those that read the source.
+func TestTimer_laterStage(t *testing.T) {
+	for _, tc := range []struct {
+		clock               *flow.EventTime[string]
+		workers, partitions int
+	}{{nil, 2, 1}, {&flow.EventTime[string]{}, 2, 1}, {&flow.EventTime[string]{}, 3, 4}} {
+		t.Run(fmt.Sprintf("event time %v, %d workers", tc.clock != nil, tc.workers), func(t *testing.T) {
+			bubble(t, func(t *testing.T, l *lab) {
+				w := timerFlow{gap: 30 * time.Second, ttl: 5 * time.Minute, clock: tc.clock, options: flow.Options{Partitions: tc.partitions}, staged: true}
+				f := w.build(t)
+				var all []*process
+				for i := range tc.workers {
+					all = append(all, l.start(f, Config{Name: fmt.Sprintf("w%d", i)}, nil))
+				}
+				l.await("all have tasks", func() bool {
+					for _, p := range all {
+						if n := p.at().Tasks; n == 0 || n > (2*tc.partitions+tc.workers-1)/tc.workers {
+							return false
+						}
+					}
+					return true
+				})
+				keys := func() (n int) {
+					for _, p := range all {
+						n += p.at().StateKeys
+					}
+					return n
+				}
+				for i := range 8 {
+					l.putAt(fmt.Sprintf("k%d", i), time.Now().Add(-time.Hour))
+				}
+				l.pass(29 * time.Second)
+				if n := l.count("OUT"); n != 0 {
+					t.Fatalf("%d timers have fired before their time", n)
+				}
+				l.pass(5 * time.Second)
+				got := map[string]int{}
+				for _, m := range l.read("OUT") {
+					got[strings.Join(strings.Fields(string(m.data))[:2], " ")]++
+				}
+				if diff := cmp.Diff(map[string]int{"g0 quiet": 1, "g1 quiet": 1, "g2 quiet": 1, "g3 quiet": 1}, got); diff != "" {
+					t.Fatalf("timers (-want +got):\n%s", diff)
+				}
+				if n := keys(); n != 4 {
+					t.Fatalf("%d groups have state", n)
+				}
+				l.pass(6 * time.Minute)
+				if n := keys(); n != 0 {
+					t.Fatalf("%d groups have state when the TTL is over", n)
+				}
+				for _, p := range all {
+					if err := p.leave(); err != nil {
+						t.Fatal(err)
+					}
+				}
+			})
+		})
+	}
 }
 
 // State that nobody touches is dropped by the server's clock, also when that has gone on
