@@ -78,6 +78,9 @@ type scope struct {
 	from string
 	// reads are the sources that the records come from.
 	reads []*Source
+	// others are the sources of records that joins have added to them: the positions are
+	// not of these, but the times depend on them.
+	others []*Source
 	// lost is true where the list reads something that is reported as a mistake,
 	// so that nothing is known of the records. keyed is true then: what needs a
 	// key is not a second mistake.

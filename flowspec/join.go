@@ -15,10 +15,13 @@ import (
 // joinStep joins the records of its list with those of another list.
 type joinStep struct {
 	stepHead
-	with     string
-	kind     flow.JoinKind
-	as       string
-	leftAs   string
+	with   string
+	kind   flow.JoinKind
+	as     string
+	leftAs string
+	// path finds a member of the left record with the name of the right one, which is
+	// replaced.
+	path     *path
 	when     *expression
 	lateness time.Duration
 	// before and after are the bounds of a join without windows.
@@ -165,15 +168,7 @@ func (p *specParser) joinWith(f field, forms map[string]field) scope {
 func (p *specParser) joinKind(f field, forms map[string]field, st *joinStep) {
 	flag := func(name string) bool {
 		form, ok := forms[name]
-		if !ok {
-			return false
-		}
-		b, isBool := form.value.(*ast.BoolNode)
-		if !isBool {
-			p.errorf(p.at(form.value), "", "join.%s is true or false, this is %s", name, describe(form.value))
-			return false
-		}
-		return b.Value
+		return ok && p.boolean(form.value, "join."+name)
 	}
 	st.table, st.latest = flag("table"), flag("latest")
 	if kind, ok := forms["type"]; ok {
@@ -321,13 +316,14 @@ func (p *specParser) joinNames(f field, forms map[string]field, st *joinStep, le
 			return ""
 		}
 		s, ok := p.text(form.value, "join."+field)
-		if ok && (s.text == "" || slices.Contains(recordNames, s.text)) {
+		if ok && (s.text == "" || slices.Contains(recordNames, s.text) || slices.Contains(bucketNames, s.text)) {
 			p.errorf(s.start, "", "join.%s: %q cannot be the name of a member", field, s.text)
 			return ""
 		}
 		return s.text
 	}
 	st.as, st.leftAs = name("as"), name("left_as")
+	st.path = newPath([]string{st.as})
 	if _, ok := forms["as"]; !ok {
 		p.errorf(f.at, "the member that the record of the other list becomes", "join: the field \"as\" is missing")
 	}
@@ -346,10 +342,9 @@ func (p *specParser) joinNames(f field, forms map[string]field, st *joinStep, le
 		members = slices.Clone(left.members)
 	}
 	p.scope.windowed = left.windowed || st.kind == flow.OuterJoin && right.windowed
-	for _, src := range right.reads {
-		if !slices.Contains(p.scope.reads, src) {
-			p.scope.reads = append(slices.Clip(p.scope.reads), src)
-		}
+	p.scope.others = union(slices.Clip(left.others), slices.Concat(right.reads, right.others))
+	if st.kind == flow.OuterJoin {
+		p.scope.reads = union(slices.Clip(left.reads), right.reads)
 	}
 	p.scope.lost = left.lost || right.lost
 	p.scope.joined = left.joined || !st.latest
@@ -384,15 +379,8 @@ func (p *specParser) joinStops(raw rawStep, st *joinStep, left, right scope) {
 	if p.spec.OnError != flow.Stop || raw.late != nil || st.latest || forever && !st.table {
 		return
 	}
-	reads := left.reads
-	if !st.table {
-		reads = slices.Concat(reads, right.reads)
-	}
-	for _, src := range reads {
-		if src.Time != nil {
-			p.errorf(raw.op.at, "such as late: {stream: LATE, subject: late}", "join: with on_error: stop the first late record would stop the flow for good: say in late where late records go")
-			return
-		}
+	if left.mayBeLate() || !st.table && right.mayBeLate() {
+		p.errorf(raw.op.at, "such as late: {stream: LATE, subject: late}", "join: with on_error: stop the first late record would stop the flow for good: say in late where late records go")
 	}
 }
 
@@ -453,7 +441,7 @@ func (st *joinStep) build(in flow.Stream[record]) flow.Stream[record] { return i
 // buildWith adds the join to the flow.
 func (st *joinStep) buildWith(in, with flow.Stream[record]) flow.Stream[record] {
 	left := flow.Codec[record]{Encode: st.encodeLeft, Decode: decodeBytes}
-	right := flow.Codec[record]{Encode: encodeOther, Decode: decodeBytes}
+	right := flow.Codec[record]{Encode: st.encodeRight, Decode: decodeBytes}
 	if st.table {
 		results, late := flow.JoinTable(in, with, st.id, flow.TableConfig[record, record, record]{
 			Kind: st.kind, Latest: st.latest, AllowedLateness: st.lateness, Stream: left, Table: right,
@@ -513,8 +501,14 @@ func (st *joinStep) checkLeft(data []byte) error {
 	return nil
 }
 
-func encodeOther(dst []byte, m *flow.Meta, r record) ([]byte, error) {
-	return encode(dst, m, r)
+// encodeRight is encodeLeft for the other list.
+func (st *joinStep) encodeRight(dst []byte, m *flow.Meta, r record) ([]byte, error) {
+	from := len(dst)
+	dst, err := encode(dst, m, r)
+	if err == nil && len(dst) == from && st.right != Text {
+		err = errNoPayload
+	}
+	return dst, err
 }
 
 // deleted tells whether a record of a table deletes its key.
@@ -539,9 +533,6 @@ func (st *joinStep) join(m *flow.Meta, left, right *record) (record, bool, error
 	}
 	if right != nil {
 		r = right.payload(m)
-		if len(r) == 0 && st.right != Text {
-			return record{}, false, errNoPayload
-		}
 	}
 	res := record{data: st.appendResult(make([]byte, 0, len(l)+len(r)+len(st.as)+len(st.leftAs)+24), l, r, left != nil, right != nil)}
 	if st.when != nil && left != nil && right != nil {
@@ -554,12 +545,13 @@ func (st *joinStep) join(m *flow.Meta, left, right *record) (record, bool, error
 // appendResult appends the object of both.
 func (st *joinStep) appendResult(dst, left, right []byte, hasLeft, hasRight bool) []byte {
 	from := len(dst)
-	dst = append(dst, '{')
 	switch {
 	case st.leftAs != "":
-		dst = appendMember(dst, st.leftAs, left, st.left, hasLeft)
+		dst = appendMember(append(dst, '{'), st.leftAs, left, st.left, hasLeft)
 	case hasLeft:
-		dst = appendMembers(dst, left, st.as)
+		dst = appendOthers(dst, left, st.path)
+	default:
+		dst = append(dst, '{')
 	}
 	if len(dst) > from+1 {
 		dst = append(dst, ',')

@@ -323,7 +323,7 @@ func (p *specParser) merged(l *listSource) scope {
 		if i == 0 {
 			sum = sc
 			// What a list adds to its own must not become the other readers'.
-			sum.reads, sum.members = slices.Clip(sc.reads), slices.Clip(sc.members)
+			sum.reads, sum.others, sum.members = slices.Clip(sc.reads), slices.Clip(sc.others), slices.Clip(sc.members)
 			continue
 		}
 		if sc.lost || sum.lost {
@@ -371,11 +371,7 @@ func times(n int) string {
 // merge adds what is known of other records. A member that some have and some
 // have not is null where it is absent.
 func (sc *scope) merge(other scope) {
-	for _, src := range other.reads {
-		if !slices.Contains(sc.reads, src) {
-			sc.reads = append(sc.reads, src)
-		}
-	}
+	sc.reads, sc.others = union(sc.reads, other.reads), union(sc.others, other.others)
 	sc.windowed, sc.joined = sc.windowed || other.windowed, sc.joined || other.joined
 	if !sc.known || !other.known {
 		sc.known, sc.members, sc.from = false, nil, ""
@@ -390,6 +386,11 @@ func (sc *scope) merge(other scope) {
 	if !slices.Contains(strings.Split(sc.from, " and "), other.from) {
 		sc.from += " and " + other.from
 	}
+}
+
+// mayBeLate reports whether records come from a source that has times of its own.
+func (sc *scope) mayBeLate() bool {
+	return slices.ContainsFunc(slices.Concat(sc.reads, sc.others), func(src *Source) bool { return src.Time != nil })
 }
 
 // unreadSources reports the sources that no list reads.

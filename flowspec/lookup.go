@@ -146,7 +146,7 @@ func (st *lookupStep) add(m *flow.Meta, r record, found []byte, ok bool) (record
 		return r, errNoObject
 	}
 	dst := make([]byte, 0, len(payload)+len(st.prefix)+max(len(found)+2, len("null")))
-	dst = st.appendOthers(dst, payload)
+	dst = appendOthers(dst, payload, st.path)
 	prefix := st.prefix
 	if len(dst) == 1 {
 		prefix = prefix[1:] // it is the only one
@@ -168,28 +168,6 @@ func (st *lookupStep) missing(m *flow.Meta, r record) error {
 		return fmt.Errorf("%s: there is nothing to look up in bucket %s, it is null or absent", st.key.text, st.bucket)
 	}
 	return fmt.Errorf("bucket %s has no key %.100q", st.bucket, v.text())
-}
-
-// appendOthers appends the payload without its last brace and without members of the
-// name that is added.
-func (st *lookupStep) appendOthers(dst, payload []byte) []byte {
-	object := strings.TrimSpace(text(payload))
-	if !gjson.Get(object, st.path.escaped[0]).Exists() {
-		return append(dst, strings.TrimRight(object[:len(object)-1], " \t\r\n")...)
-	}
-	dst = append(dst, '{')
-	gjson.Parse(object).ForEach(func(name, v gjson.Result) bool {
-		if name.Str == st.as {
-			return true
-		}
-		if len(dst) > 1 {
-			dst = append(dst, ',')
-		}
-		dst = append(append(dst, name.Raw...), ':')
-		dst = append(dst, strings.TrimSpace(v.Raw)...)
-		return true
-	})
-	return dst
 }
 
 // appendFound appends what the bucket has as JSON.

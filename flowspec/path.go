@@ -275,23 +275,24 @@ func eachElement(array string, fn func(record)) {
 	})
 }
 
-// appendMembers appends the members of a JSON object, byte for byte, but the ones with
-// that name.
-func appendMembers(dst []byte, object []byte, but string) []byte {
-	inner := strings.TrimSpace(text(object))
-	inner = strings.TrimSpace(inner[1 : len(inner)-1])
-	if !gjson.Get(text(object), gjson.Escape(but)).Exists() {
-		return append(dst, inner...)
+// appendOthers appends a JSON object without its last brace, byte for byte, but without
+// the members of one name.
+func appendOthers(dst, payload []byte, but *path) []byte {
+	object := strings.TrimSpace(text(payload))
+	if !gjson.Get(object, but.escaped[0]).Exists() {
+		return append(dst, strings.TrimRight(object[:len(object)-1], " \t\r\n")...)
 	}
+	dst = append(dst, '{')
 	from := len(dst)
-	gjson.Parse(text(object)).ForEach(func(k, v gjson.Result) bool {
-		if k.Str == but {
+	gjson.Parse(object).ForEach(func(name, v gjson.Result) bool {
+		if name.Str == but.names[0] {
 			return true
 		}
 		if len(dst) > from {
 			dst = append(dst, ',')
 		}
-		dst = append(append(append(dst, k.Raw...), ':'), v.Raw...)
+		dst = append(append(dst, name.Raw...), ':')
+		dst = append(dst, strings.TrimSpace(v.Raw)...)
 		return true
 	})
 	return dst

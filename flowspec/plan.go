@@ -230,7 +230,7 @@ func (p *planner) enter(stage int, keys []string) {
 }
 
 // union appends to a what of b it does not have.
-func union(a, b []string) []string {
+func union[T comparable](a, b []T) []T {
 	for _, s := range b {
 		if !slices.Contains(a, s) {
 			a = append(a, s)

@@ -188,11 +188,8 @@ func (p *specParser) windowed(st *aggregateStep, raw rawStep, before scope) {
 	if p.spec.OnError != flow.Stop || raw.late != nil {
 		return
 	}
-	for _, src := range before.reads {
-		if src.Time != nil {
-			p.errorf(raw.window.at, "such as late: {stream: LATE, subject: late}", "window: with on_error: stop the first late record would stop the flow for good: say in late where late records go")
-			return
-		}
+	if before.mayBeLate() {
+		p.errorf(raw.window.at, "such as late: {stream: LATE, subject: late}", "window: with on_error: stop the first late record would stop the flow for good: say in late where late records go")
 	}
 }
 
