@@ -42,8 +42,8 @@ var errNoTables = errors.New("the runtime has given the task no tables to look k
 // matters, make the bucket a source.
 //
 // Since the result is not the same everywhere, exactly one task must ask: the stream has
-// a key, by KeyBy. To give the records a key that comes of a lookup, use [Rekey] behind
-// it.
+// a key, by KeyBy, or is redistributed, by [Redistribute]. To give the records a key that
+// comes of a lookup, use [Rekey] behind it.
 func Lookup[T, U any](s Stream[T], id, bucket string, key func(m *Meta, v T) (string, error),
 	fn func(m *Meta, v T, value []byte, ok bool) (U, error), opts ...StepOption,
 ) Stream[U] {
@@ -55,7 +55,7 @@ func Lookup[T, U any](s Stream[T], id, bucket string, key func(m *Meta, v T) (st
 		s.b.errorf("step %q: %q is not the name of a bucket", name, bucket)
 	}
 	if !s.keyed {
-		s.b.errorf("step %q: give the stream a key before, by KeyBy (the subject of a record will do): workers see a change of the bucket at different times, so that only the one that has the key may look a record up", name)
+		s.b.errorf("step %q: give the stream a key before, by KeyBy (the subject of a record will do), or redistribute it: workers see a change of the bucket at different times, so that only the one that has the key may look a record up", name)
 		return out
 	}
 	s.b.lookups = append(s.b.lookups, LookupInfo{Step: name, Bucket: bucket})

@@ -141,6 +141,25 @@ func TestRedistribute_DeadLetter(t *testing.T) {
 	r.want([]string{"x", "bad", "y"}, out("in", "x"), dead("keep", "not combined", 2, "bad"), out("in", "y"))
 }
 
+// TestRedistribute_Lookup: exactly one task has a record, so that it may look something up,
+// also the key.
+func TestRedistribute_Lookup(t *testing.T) {
+	b := flow.New("test", flow.Options{Partitions: 3})
+	rated := rate(flow.Redistribute(text(b)))
+	textTo(flow.Rekey(rated, func(_ *flow.Meta, v string) (string, error) { return v[strings.LastIndexByte(v, ' ')+1:], nil }, flow.TextCodec()))
+	r := flowtest.New(t, build(t, b))
+	r.Set("RATES", "EUR", "2")
+	r.Push(flowtest.Record{Data: "a EUR"}, flowtest.Record{Data: "b USD"}, flowtest.Record{Data: "c EUR"})
+	var got []string
+	for _, res := range r.Results("OUT") {
+		got = append(got, res.Subject+" "+res.Data)
+	}
+	slices.Sort(got)
+	if diff := cmp.Diff([]string{"out.2 a EUR 2", "out.2 c EUR 2", "out.none b USD none"}, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
 func TestRedistribute_Errors(t *testing.T) {
 	by := func(_ *flow.Meta, v string) (string, error) { return v, nil }
 	// spread is a second source, redistributed.

@@ -32,8 +32,8 @@ func (p *specParser) lookupStep(f field) step {
 	if p.scope.format != JSON {
 		p.errorf(f.at, "a map step makes them json", "lookup: payloads of format %s have no members", p.scope.format)
 	}
-	if !p.scope.keyed {
-		p.errorf(f.at, "such as key: _subject where nothing else will do; to give records a key that was looked up, put a second key step behind the lookup",
+	if !p.scope.keyed && !p.scope.spread {
+		p.errorf(f.at, "such as key: _subject, or redistribute: {}, where nothing else will do; to give records a key that was looked up, put a second key step behind the lookup",
 			"lookup: put a key step before it: workers see a change of the bucket at different times, so that only the one that has the key may look a record up")
 		p.scope.keyed = true
 	}
