@@ -38,6 +38,7 @@ var queries = []query{
 	{name: "q0"},
 	{name: "q1"},
 	{name: "q2"},
+	{name: "q3"},
 	{name: "q5", closed: gen.BidEvent},
 	{name: "q7", closed: gen.BidEvent},
 	{name: "q8", closed: gen.AuctionEvent},
@@ -50,6 +51,7 @@ var queries = []query{
 	{name: "q17", upsert: []string{"key"}},
 	{name: "q18", upsert: []string{"bidder", "auction"}},
 	{name: "q19", upsert: []string{"key"}},
+	{name: "q20"},
 	{name: "q21"},
 	{name: "q22"},
 }
