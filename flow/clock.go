@@ -49,8 +49,9 @@ type EventTime[T any] struct {
 	// late. With 0 the watermark waits for records.
 	Idle time.Duration
 	// MaxAhead bounds how far a time may be ahead of the timestamp that the stream
-	// gave the record. One beyond it fails, and does not move the watermark, which
-	// could never go back. Defaults to [DefaultMaxAhead].
+	// gave the record. One beyond it does not move the watermark, which could never go
+	// back. Steps that go by times treat it like a late one; where late ones go nowhere,
+	// it fails with [ErrAhead]. Other steps take it. Defaults to [DefaultMaxAhead].
 	MaxAhead time.Duration
 }
 
@@ -92,8 +93,9 @@ func (r *Router) observe(m *Meta, at time.Time) error {
 	}
 	nanos := at.UnixNano()
 	if ahead := nanos - m.nanos; ahead > int64(r.clock.MaxAhead) {
-		return fmt.Errorf("%w: %s is %v ahead of the timestamp that the stream gave the record, more than %v (max_ahead)",
-			errTime, at.UTC().Format(time.RFC3339Nano), time.Duration(ahead).Round(time.Second), r.clock.MaxAhead)
+		// The watermark stays: it could never go back.
+		m.at, m.mark, m.ahead = nanos, r.Watermark(), true
+		return nil
 	}
 	m.at, m.mark = nanos, r.Watermark()
 	r.highest = max(r.highest, nanos)
@@ -101,6 +103,13 @@ func (r *Router) observe(m *Meta, at time.Time) error {
 }
 
 var errTime = fmt.Errorf("time of the record")
+
+// tooFarAhead is the error of a record whose time is beyond the MaxAhead of its clock,
+// in a step that goes by times.
+func (m *Meta) tooFarAhead() error {
+	return fmt.Errorf("%w: its time is %s, %v ahead of the timestamp that the stream gave the record, more than its source allows (max_ahead)",
+		ErrAhead, stamp(m.at), time.Duration(m.at-m.nanos).Round(time.Second))
+}
 
 // HighestTime returns the highest time of the records that the router has seen,
 // or was told of by Restart; the lowest number if there was none. It is what a

@@ -46,6 +46,10 @@ func Dedupe[T any](s Stream[T], id string, within time.Duration, by func(m *Meta
 		}
 		seen := newSeenTimes(in.task, in.f.stepID(step), within, s.delay)
 		return func(m *Meta, v T) {
+			if m.ahead {
+				in.fail(step, m, m.tooFarAhead())
+				return
+			}
 			if d.value(m, v) && seen.accept(d.composite, m.at) {
 				next(m, v)
 			}

@@ -114,6 +114,7 @@ func (r *Router) routeUntilPanic(f *frameReader, seq uint64, from int) (done int
 		}
 		m.Stream, m.Subject, m.Seq, m.Key = rec.stream, rec.subject, rec.seq, rec.key
 		m.nanos, m.at, m.mark, m.raw, m.frame = rec.nanos, rec.at, noTime, rec.value, seq
+		m.ahead = rec.ahead
 		r.exchange.order[i].route(r, m, rec.value)
 	}
 	return i, nil

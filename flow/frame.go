@@ -31,7 +31,8 @@ var ErrLostFrames = errors.New("frames of the exchange are missing")
 //
 // What is in brackets is there unless a flag says that it is as in the record before.
 // Sequence and timestamp are differences from the record before, the time, of an
-// [EventTime], that from the timestamp. Before the first record all is empty or 0.
+// [EventTime], that from the timestamp. Before the first record all is empty or 0. One more
+// flag says that the time is beyond the MaxAhead of its clock.
 const (
 	frameVersion = 1
 
@@ -39,7 +40,8 @@ const (
 	sameStream  = 2
 	sameSubject = 4
 	sameTime    = 8
-	frameFlags  = sameStep | sameStream | sameSubject | sameTime
+	tooFarAhead = 16
+	frameFlags  = sameStep | sameStream | sameSubject | sameTime | tooFarAhead
 
 	// maxFrameHead is the most that comes before the records.
 	maxFrameHead = 1 + 4 + 4*binary.MaxVarintLen32 + binary.MaxVarintLen64
@@ -140,6 +142,9 @@ func (f *openFrame) append(step string, m *Meta, key string, value []byte) {
 		flags |= sameTime
 	} else {
 		b = binary.AppendVarint(b, m.at-m.nanos)
+	}
+	if m.ahead {
+		flags |= tooFarAhead
 	}
 	b[at] = flags
 	b = binary.AppendUvarint(b, uint64(len(key)))
@@ -289,6 +294,7 @@ type frameRecord struct {
 	step, stream, subject, key string
 	seq                        uint64
 	nanos, at                  int64
+	ahead                      bool
 	value                      []byte
 }
 
@@ -375,6 +381,7 @@ func (f *frameReader) next() (*frameRecord, error) {
 	if flags[0]&sameTime == 0 {
 		rec.at += f.r.varint()
 	}
+	rec.ahead = flags[0]&tooFarAhead != 0
 	rec.key = f.str()
 	rec.value = f.r.bytes()
 	if f.r.bad {

@@ -321,7 +321,7 @@ func (op *joined[L, R, U]) keep(m *Meta, side joinSide) (*keptKey, *keptCell) {
 
 func (op *joined[L, R, U]) addLeft(m *Meta, v L) {
 	op.in.step = op.step
-	if due := op.span.due(sideLeft, m.at); op.in.task.closed(op.step, due) {
+	if due := op.span.due(sideLeft, m.at); m.ahead || op.in.task.closed(op.step, due) {
 		tooLate(op.in, op.step, m, v, op.lateLeft, due)
 		return
 	}
@@ -341,7 +341,7 @@ func (op *joined[L, R, U]) addLeft(m *Meta, v L) {
 
 func (op *joined[L, R, U]) addRight(m *Meta, v R) {
 	op.in.step = op.step
-	if due := op.span.due(sideRight, m.at); op.in.task.closed(op.step, due) {
+	if due := op.span.due(sideRight, m.at); m.ahead || op.in.task.closed(op.step, due) {
 		tooLate(op.in, op.step, m, v, op.lateRight, due)
 		return
 	}
@@ -430,11 +430,16 @@ func (op *joined[L, R, U]) done(m *Meta) {
 	op.in.fail(op.step, m, err)
 }
 
-// tooLate ends a record that would not be kept any more, since a watermark.
+// tooLate ends a record that would not be kept any more, since a watermark, or that is too
+// far ahead.
 func tooLate[T any](in *instance, step int, m *Meta, v T, late emit[T], since int64) {
 	in.task.late++
 	if late != nil {
 		late(m, v)
+		return
+	}
+	if m.ahead {
+		in.fail(step, m, m.tooFarAhead())
 		return
 	}
 	in.fail(step, m, fmt.Errorf("%w: its time is %s, it would have been kept until the watermark %s, the watermark is %s",

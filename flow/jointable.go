@@ -180,7 +180,7 @@ func (op *tableJoined[L, R, U]) meetLatest(m *Meta, v L) {
 func (op *tableJoined[L, R, U]) addStream(m *Meta, v L) {
 	op.in.step = op.step
 	t := op.in.task
-	if past := op.past(m.at); t.closed(op.step, past) {
+	if past := op.past(m.at); m.ahead || t.closed(op.step, past) {
 		tooLate(op.in, op.step, m, v, op.late, past)
 		return
 	}
@@ -246,7 +246,11 @@ func (op *tableJoined[L, R, U]) addTable(m *Meta, v R) {
 	deleted := false
 	op.scratch = op.scratch[:0]
 	var err error
-	if op.cfg.Deletes != nil {
+	switch {
+	case m.ahead && !op.cfg.Latest:
+		// It would be what the table has for a year to come.
+		err = m.tooFarAhead()
+	case op.cfg.Deletes != nil:
 		deleted, err = op.cfg.Deletes(m, v)
 	}
 	if err == nil && !deleted {

@@ -24,6 +24,8 @@ type Meta struct {
 	// before it.
 	at, mark int64
 	raw      []byte
+	// ahead: at is beyond the MaxAhead of the clock.
+	ahead bool
 	// frame is the sequence in the exchange by which the record came, 0 in the first
 	// stage.
 	frame uint64

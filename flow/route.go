@@ -145,7 +145,10 @@ type typedColumn[T any] struct {
 }
 
 // timing is the time of a record and the watermark before it.
-type timing struct{ at, mark int64 }
+type timing struct {
+	at, mark int64
+	ahead    bool
+}
 
 type item[T any] struct {
 	seq     uint64
@@ -191,7 +194,7 @@ func (c *typedColumn[T]) playUntilPanic(t *Task, next emit[T], from, to int) (do
 			if t.in.halted != nil {
 				return i
 			}
-			m.at, m.mark, m.Stream = c.times[i].at, c.times[i].mark, t.stream
+			m.at, m.mark, m.ahead, m.Stream = c.times[i].at, c.times[i].mark, c.times[i].ahead, t.stream
 		} else {
 			m.at = it.nanos
 		}
@@ -254,7 +257,7 @@ func keyStream[T any](s Stream[T], step int, anyPartition bool, key func(m *Meta
 			c := b.columns[node.index].(*typedColumn[T])
 			c.items = append(c.items, item[T]{m.Seq, m.nanos, m.Subject, k, m.raw, v})
 			if r.f.timed {
-				c.times = append(c.times, timing{m.at, m.mark})
+				c.times = append(c.times, timing{m.at, m.mark, m.ahead})
 			}
 			b.ran(node.index)
 		}
@@ -418,7 +421,7 @@ func (r *Router) misplaced(key string, p int) error {
 func (r *Router) run(partition int, subject string, seq uint64, nanos int64, data []byte) (err error) {
 	r.partition = partition
 	m := &r.meta
-	m.Subject, m.Seq, m.nanos, m.Key, m.raw = subject, seq, nanos, "", data
+	m.Subject, m.Seq, m.nanos, m.Key, m.raw, m.ahead = subject, seq, nanos, "", data, false
 	if r.clock == nil {
 		// Timestamps do not go back, so that no record before one is later.
 		m.at, m.mark, r.highest = nanos, nanos, max(r.highest, nanos)

@@ -11,6 +11,10 @@ import "slices"
 // with the next one.
 func (op *windowed[T, S, U]) addSession(m *Meta, v T) {
 	op.in.step = op.step
+	if m.ahead {
+		op.tooLate(m, v, m.at)
+		return
+	}
 	c, fresh := op.table.getOrAdd(m.Key)
 	k := &c.state
 	i, there := op.session(k, m.at)

@@ -12,6 +12,10 @@ import (
 // closed.
 var ErrLate = errors.New("late")
 
+// ErrAhead is wrapped by the error of a record whose time is further ahead of the
+// timestamp of the stream than its clock allows.
+var ErrAhead = errors.New("ahead")
+
 // WindowAggregator folds the records of a key and a window into a state.
 type WindowAggregator[T, S, U any] struct {
 	// State says how the state of one window is stored.
@@ -128,7 +132,7 @@ func (k *keyWindows[S]) find(s span) (int, bool) {
 func (op *windowed[T, S, U]) addFixed(m *Meta, v T) {
 	op.in.step = op.step
 	spans := op.assigner.assign(m.at)
-	if op.in.task.closed(op.step, spans[len(spans)-1].end+op.delay) {
+	if m.ahead || op.in.task.closed(op.step, spans[len(spans)-1].end+op.delay) {
 		op.tooLate(m, v, spans[len(spans)-1].end)
 		return
 	}
@@ -227,12 +231,17 @@ func (op *windowed[T, S, U]) addOnly(m *Meta, v T) *cell[keyWindows[S]] {
 	return c
 }
 
-// tooLate ends a record that no window is open for; end is that of the last one.
+// tooLate ends a record that no window is open for; end is that of the last one. So it
+// ends one that is too far ahead.
 func (op *windowed[T, S, U]) tooLate(m *Meta, v T, end int64) {
 	t := op.in.task
 	t.late++
 	if op.late != nil {
 		op.late(m, v)
+		return
+	}
+	if m.ahead {
+		op.in.fail(op.step, m, m.tooFarAhead())
 		return
 	}
 	op.in.fail(op.step, m, fmt.Errorf("%w: its time is %s, its last window ended at %s and is closed, the watermark is %s",

@@ -575,7 +575,7 @@ func TestEventTime_Refused(t *testing.T) {
 	)
 	wantErrors(t, r,
 		`source-1: time of the record: parsing time "noon" as "15:04": cannot parse "noon" as "15"`,
-		"source-1: time of the record: 2026-01-01T11:00:01Z is 1h0m1s ahead of the timestamp that the stream gave the record, more than 1h0m0s (max_ahead)")
+		"window: ahead: its time is 2026-01-01T11:00:01Z, 1h0m1s ahead of the timestamp that the stream gave the record, more than its source allows (max_ahead)")
 	wantData(t, r, "OUT", "a 10:00-11:00 14")
 }
 
