@@ -231,7 +231,10 @@ func newSeenTimes(t *Task, id string, within, delay time.Duration) *seenTimes {
 	return s
 }
 
-func (s *seenTimes) forgotten(at int64) bool { return at+s.after <= s.t.now }
+// forgotten reports that no record can be near a time any more. While something is done
+// that was due, or waits and is done at the end of a drain, the time for which it was due
+// counts, but nothing behind the watermark, which does not move when the input ends.
+func (s *seenTimes) forgotten(at int64) bool { return at+s.after <= min(s.t.now, s.t.low) }
 
 func (s *seenTimes) accept(composite []byte, at int64) bool {
 	s.expire(2)
@@ -286,11 +289,11 @@ func (s *seenTimes) due() int64 {
 }
 
 func (s *seenTimes) sweep() {
-	if s.t.now < s.due() {
+	if s.t.low < s.due() {
 		return
 	}
 	s.expire(sweepMost)
-	s.sweepAt = floorTo(s.t.now, s.grain()) + s.grain()
+	s.sweepAt = floorTo(s.t.low, s.grain()) + s.grain()
 }
 
 // grain is the time between two sweeps.

@@ -326,3 +326,23 @@ func TestDedupe_timesModel(t *testing.T) {
 		}
 	})
 }
+
+// The end of the input closes windows, and does not make a dedupe behind them forget.
+func TestDedupe_timesFinish(t *testing.T) {
+	b := flow.New("test", flow.Options{Partitions: 1})
+	var all []flow.Stream[string]
+	for _, name := range []string{"IN", "IN2"} {
+		s := flow.From(b, flow.Source{Stream: name, Time: flow.EventTime[string]{Of: func(_ *flow.Meta, v string) (time.Time, error) { return clockTime(v) }}}, flow.DecodeText())
+		s = flow.Map(s, func(_ *flow.Meta, v string) (string, error) { return v[strings.IndexByte(v, ' ')+1:], nil })
+		all = append(all, flow.KeyBy(s, firstWord))
+	}
+	counts := tally(flow.Merge(all[0], all[1]), "minutes", flow.Tumbling(time.Minute))
+	textTo(flow.Dedupe(counts, "seen", time.Hour, func(m *flow.Meta, _ string) (string, error) { return m.Key, nil }))
+	r := eventTimed(t, build(t, b), "IN2: 00:00:10 a 1", "IN: 05:00 b 1")
+	r.Finish()
+	wantData(t, r, "OUT", "a 00:00-00:01 1", "b 05:00-05:01 1")
+	for _, line := range []string{"IN2: 00:01:30 a 1", "IN2: 02:00 c 1", "IN2: 02:01 a 1", "IN2: 02:02 a 1"} {
+		playLine(t, r, line, true)
+	}
+	wantData(t, r, "OUT", "a 00:00-00:01 1", "b 05:00-05:01 1", "c 02:00-02:01 1", "a 02:01-02:02 1")
+}

@@ -40,12 +40,17 @@ func tally(s flow.Stream[string], id string, w flow.Windows) flow.Stream[string]
 // minuteTally counts records such as "a 1" by minutes, for each key; and behind that
 // by groups of the keys, and all, of which the windows are longer.
 func minuteTally(partitions, stages int, clock flow.Clock) *flow.Builder {
+	return tallies(partitions, stages, clock, false)
+}
+
+// tallies is that; with raw, records cross as they are, and windows come behind that.
+func tallies(partitions, stages int, clock flow.Clock, raw bool) *flow.Builder {
 	b := flow.New("test", flow.Options{Partitions: partitions})
 	s := flow.From(b, flow.Source{Stream: "IN", Time: clock}, flow.DecodeText(), flow.ID("in"))
-	sums := tally(flow.KeyBy(s, func(m *flow.Meta, v string) (string, error) {
-		words := strings.Fields(v)
-		return words[len(words)-2], nil
-	}), "minutes", flow.Tumbling(time.Minute))
+	sums := flow.KeyBy(s, firstWord)
+	if !raw {
+		sums = tally(sums, "minutes", flow.Tumbling(time.Minute))
+	}
 	for stage := 1; stage < stages; stage++ {
 		sums = flow.Rekey(sums, func(_ *flow.Meta, v string) (string, error) { return "group"[:6-2*stage] + v[:2-stage], nil }, flow.TextCodec())
 		sums = tally(sums, fmt.Sprintf("sum-%d", stage), flow.Tumbling(5*time.Minute*time.Duration(stage)))
@@ -92,12 +97,6 @@ func TestMark_delay(t *testing.T) {
 	playLine(t, r, "00:01:30 a 1", true)
 	wantData(t, r, "OUT", "a 00:00-00:01 2")
 	wantData(t, r, "LATE")
-}
-
-// sealed is a commit of a task.
-type sealed struct {
-	delta    []byte
-	messages []flow.Output
 }
 
 // world runs the tasks of a flow each by itself: when a task commits, when another one
@@ -253,7 +252,7 @@ func (w *world) crash(t *worldTask) {
 func TestMark_model(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		stages := rapid.IntRange(2, 3).Draw(t, "stages")
-		w := newWorld(t, minuteTally(rapid.IntRange(1, 4).Draw(t, "partitions"), stages, nil))
+		w := newWorld(t, tallies(rapid.IntRange(1, 4).Draw(t, "partitions"), stages, nil, rapid.Bool().Draw(t, "raw")))
 		want := map[string]int{}
 		now := time.Duration(0)
 		task := func(from int) *worldTask {
@@ -546,5 +545,21 @@ func TestExchangePartition(t *testing.T) {
 		if _, err := flow.ExchangePartition(bad); !errors.Is(err, flow.ErrFrame) {
 			t.Errorf("%q: %v", bad, err)
 		}
+	}
+}
+
+// A record that is late behind the exchange goes where the late ones of that window go.
+func TestMark_late(t *testing.T) {
+	b := flow.New("test", flow.Options{Partitions: 2})
+	s := flow.From(b, flow.Source{Stream: "IN", Time: flow.EventTime[string]{Of: func(_ *flow.Meta, v string) (time.Time, error) { return clockTime(v) }}}, flow.DecodeText())
+	s = flow.Map(s, func(_ *flow.Meta, v string) (string, error) { return v[strings.IndexByte(v, ' ')+1:], nil })
+	same := func(m *flow.Meta, _ string) (string, error) { return m.Key, nil }
+	textTo(tally(flow.Rekey(flow.KeyBy(s, firstWord), same, flow.TextCodec()), "minutes", flow.Tumbling(time.Minute)))
+	r := eventTimed(t, build(t, b), "00:00:10 a 1", "00:01:20 b 1", "00:00:30 a 2", "commit", "00:00:40 a 3", "00:03 b 1")
+	// The one of 00:00:30 crossed in one frame with the first, before the watermark.
+	wantData(t, r, "OUT", "a 00:00-00:01 3", "b 00:01-00:02 1")
+	wantData(t, r, "LATE", "a 3")
+	if r.Late() != 1 {
+		t.Errorf("%d late records", r.Late())
 	}
 }
