@@ -146,6 +146,8 @@ func checkInputs[L, R any](step int, left Stream[L], right Stream[R]) {
 	switch {
 	case right.b != b:
 		b.errorf("step %q: the streams belong to different flows", id)
+	case right.spread:
+		b.errorf("step %q: the second stream was redistributed: records with the same key meet, put a Rekey before it", id)
 	case !right.keyed:
 		b.errorf("step %q: the second stream has no key: records with the same key meet, put a KeyBy before it", id)
 	case left.keyed && left.stage != right.stage:

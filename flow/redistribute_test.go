@@ -178,7 +178,10 @@ func TestRedistribute_Errors(t *testing.T) {
 			kept := flow.Filter(spread(b), func(*flow.Meta, string) (bool, error) { return true, nil })
 			flow.Window(kept, "x", flow.Tumbling(time.Hour), flow.Reduce(textState, joinWords))
 		}, `step "x": window ` + state},
-		"before dedupe":     {func(b *flow.Builder, _ flow.Stream[string]) { flow.Dedupe(spread(b), "x", time.Hour, by) }, `step "x": dedupe ` + state},
+		"before dedupe": {func(b *flow.Builder, _ flow.Stream[string]) { flow.Dedupe(spread(b), "x", time.Hour, by) }, `step "x": dedupe ` + state},
+		"joined as the second one": {func(b *flow.Builder, s flow.Stream[string]) {
+			flow.Join(s, spread(b), "x", flow.JoinConfig[string, string, string]{Windows: flow.Tumbling(time.Hour), Left: flow.TextCodec(), Right: flow.TextCodec(), Join: joinValues})
+		}, `step "x": the second stream was redistributed`},
 		"merged with a key": {func(b *flow.Builder, s flow.Stream[string]) { flow.Merge(s, spread(b)) }, "some of the streams are redistributed and some are not"},
 	} {
 		t.Run(name, test.check)
