@@ -265,13 +265,15 @@ func keyStream[T any](s Stream[T], step int, anyPartition bool, key func(m *Meta
 	return Stream[T]{b: s.b, hub: node.out, keyed: true, source: s.source, spread: s.spread}
 }
 
-// keyedBySubject is for sinks on a stream without a key: the records of one
-// subject keep their order.
-func keyedBySubject[T any](s Stream[T]) Stream[T] {
+// KeyBySubject gives the records of a stream without a key their subjects as keys, so
+// that those of one subject keep their order; a stream that has a key stays as it is. With
+// [Source.PartitionBy] a record is in the partition that the server has put it in,
+// whatever tokens of the subject say that. [To] and [ToKV] do it by themselves.
+func KeyBySubject[T any](s Stream[T], opts ...StepOption) Stream[T] {
 	if s.keyed {
 		return s
 	}
-	return keyStream(s, s.step("key", nil), true, subjectKey[T])
+	return keyStream(s, s.step("key", opts), true, subjectKey[T])
 }
 
 func subjectKey[T any](m *Meta, _ T) (string, error) { return m.Subject, nil }

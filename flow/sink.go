@@ -46,7 +46,7 @@ func KeySubject[T any](prefix string) func(dst []byte, m *Meta, v T) ([]byte, er
 // To publishes each value to a stream, exactly once unless the flow says
 // otherwise. The values of one key keep their order.
 func To[T any](s Stream[T], sink Sink[T], opts ...StepOption) {
-	s = keyedBySubject(s)
+	s = KeyBySubject(s)
 	step := s.step("to", opts)
 	if sink.Stream == "" || len(sink.Subjects) == 0 || sink.Subject == nil || sink.Encode == nil {
 		s.b.errorf("step %q: To needs Stream, Subjects, Subject and Encode", s.b.steps[step].ID)
@@ -69,7 +69,7 @@ func To[T any](s Stream[T], sink Sink[T], opts ...StepOption) {
 
 // ToKV puts each value into a KV bucket.
 func ToKV[T any](s Stream[T], sink KVSink[T], opts ...StepOption) {
-	s = keyedBySubject(s)
+	s = KeyBySubject(s)
 	step := s.step("to-kv", opts)
 	if sink.Bucket == "" || sink.Encode == nil {
 		s.b.errorf("step %q: ToKV needs Bucket and Encode", s.b.steps[step].ID)
@@ -141,7 +141,7 @@ func appendBytes(dst, b []byte) []byte {
 // at the first coherent cut at or after the record. The request is part of the
 // commit, so that it is made once and is not lost.
 func StopWhen[T any](s Stream[T], cond func(m *Meta, v T) (bool, error), opts ...StepOption) {
-	s = keyedBySubject(s)
+	s = KeyBySubject(s)
 	step := s.step("stop-when", opts)
 	s.b.need(step, "function", cond != nil)
 	if s.b.control < 0 {

@@ -303,7 +303,7 @@ func (st *toStep) build(in flow.Stream[record]) flow.Stream[record] {
 	if !st.inTask {
 		// As flow.To does where there is no key. Its step would take the place of an
 		// id that a later step of the file may have.
-		in = flow.KeyBy(in, func(m *flow.Meta, _ record) (string, error) { return m.Subject, nil }, flow.ID(st.id+".key"))
+		in = flow.KeyBySubject(in, flow.ID(st.id+".key"))
 	}
 	if st.sink == flow.SinkStream {
 		flow.To(in, flow.Sink[record]{

@@ -2,8 +2,11 @@ package flowspec
 
 import (
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
+
+	"natsflow/flow"
 )
 
 func TestSpec_PartitionBy(t *testing.T) {
@@ -34,12 +37,25 @@ func TestSpec_PartitionBy(t *testing.T) {
 			}
 		})
 	}
-	// Without a key step any tokens will do.
-	s, err := Parse("flow.yaml", []byte("flow: f\nsource: {stream: IN, partition_by: {subject: [2]}}\nsteps:\n  - to: {stream: OUT, subject: out}\n"))
-	if err != nil {
-		t.Fatal(err)
+}
+
+// Without a key step any tokens will do: a record is published by the task of the
+// partition that the server has found.
+func TestSpec_PartitionBy_withoutKey(t *testing.T) {
+	p := newPlayer(t, "flow: f\npartitions: 4\nsource: {stream: IN, partition_by: {subject: [2]}}\nsteps:\n  - to: {stream: OUT, subject: \"out.{_seq}\"}\n")
+	for i := range 4 {
+		if err := p.routers[0].RouteMirrored(strconv.Itoa(i)+".in.a", uint64(i+1), start.UnixNano(), []byte("{}")); err != nil {
+			t.Fatal(err)
+		}
 	}
-	if _, err := s.Build(); err != nil {
-		t.Error(err)
+	p.routers[0].Take(func(b *flow.Batch) {
+		if err := p.tasks[b.Partition].Play(b); err != nil {
+			t.Error(err)
+		}
+		b.Release()
+	})
+	p.seal()
+	if want := []string{"OUT out.1 {}", "OUT out.2 {}", "OUT out.3 {}", "OUT out.4 {}"}; !slices.Equal(p.out, want) {
+		t.Errorf("got %q, want %q", p.out, want)
 	}
 }
