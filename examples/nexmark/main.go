@@ -33,7 +33,7 @@ const (
 )
 
 // flows are the queries in Go.
-var flows = map[string]func() (*flow.Flow, error){}
+var flows = map[string]func() (*flow.Flow, error){"q4": q4, "q6": q6, "q9": q9}
 
 // standard are the events of events.ndjson.gz: 200 seconds, out of order by less than
 // one of them.

@@ -39,9 +39,12 @@ var queries = []query{
 	{name: "q1"},
 	{name: "q2"},
 	{name: "q3"},
+	{name: "q4", upsert: []string{"id"}, closed: gen.BidEvent},
 	{name: "q5", closed: gen.BidEvent},
+	{name: "q6", closed: gen.BidEvent},
 	{name: "q7", closed: gen.BidEvent},
 	{name: "q8", closed: gen.AuctionEvent},
+	{name: "q9", closed: gen.BidEvent},
 	{name: "q11", closed: gen.BidEvent},
 	{name: "q12", closed: gen.BidEvent},
 	{name: "q13"},
@@ -107,23 +110,23 @@ func (q query) counting(t *testing.T, results []row) []string {
 	return all
 }
 
-// TestQueries asks the flow and SQL the same question about the same events, calmly
-// and with crashes and stops.
+// TestQueries asks the flow and SQL the same question about the same events, with
+// crashes and stops, and for the events of the file also without.
 func TestQueries(t *testing.T) {
-	for _, set := range dataSets(t) {
+	for i, set := range dataSets(t) {
 		for _, q := range queries {
-			want := q.counting(t, set.ask(t, q.name))
-			if len(want) == 0 {
-				t.Errorf("%s: SQL has no row for the events %q", q.name, set.name)
-			}
-			for _, disturbed := range []bool{false, true} {
-				t.Run(fmt.Sprintf("%s/%s/disturbed=%v", q.name, set.name, disturbed), func(t *testing.T) {
+			t.Run(q.name+"/"+set.name, func(t *testing.T) {
+				want := q.counting(t, set.ask(t, q.name))
+				if len(want) == 0 {
+					t.Error("SQL has no rows")
+				}
+				for _, disturbed := range []bool{true, false}[:2-min(i, 1)] {
 					got := q.counting(t, set.run(t, q, disturbed))
 					if diff := gocmp.Diff(want, got); diff != "" {
-						t.Errorf("%d rows of SQL, %d of the flow (-SQL +flow):\n%.3000s", len(want), len(got), diff)
+						t.Errorf("disturbed: %v; %d rows of SQL, %d of the flow (-SQL +flow):\n%.3000s", disturbed, len(want), len(got), diff)
 					}
-				})
-			}
+				}
+			})
 		}
 	}
 }
