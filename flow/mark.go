@@ -199,13 +199,12 @@ func (f *Flow) clocksID() string {
 	return strconv.FormatUint(uint64(h.Sum32()), 16)
 }
 
-// clocksCodec stores clocks of a number of tasks.
+// clocksCodec stores clocks of a number of tasks, each relative to one that is known.
 //
-//	clocks = varint lowest watermark { clock }
-//	clock  = uvarint 1+watermark-lowest, varint stream time-watermark
-//	         or 0 for no watermark, varint stream time, 0 for none
+//	clocks = varint lowest watermark { uvarint watermark-lowest+1 | uvarint zigzag(stream time-watermark)+1 }
 //
-// In version 0 nothing followed a 0.
+// A 0 is for one that is not known; the stream time is then not relative. In version 0
+// there was a varint for each watermark that is known, which repeated it.
 func clocksCodec(n int) StateCodec[[]clocks] {
 	return StateCodec[[]clocks]{
 		Version: 1,
@@ -218,44 +217,59 @@ func clocksCodec(n int) StateCodec[[]clocks] {
 			}
 			dst = binary.AppendVarint(dst, low)
 			for _, c := range *s {
+				base := int64(0)
 				if c.event == noTime {
-					dst = binary.AppendVarint(append(dst, 0), knownOr0(c.stream))
-					continue
+					dst = append(dst, 0)
+				} else {
+					base = c.event
+					dst = binary.AppendUvarint(dst, uint64(c.event-low)+1)
 				}
-				dst = binary.AppendUvarint(dst, uint64(c.event-low)+1)
-				dst = binary.AppendVarint(dst, c.stream-c.event)
+				if c.stream == noTime {
+					dst = append(dst, 0)
+				} else {
+					by := c.stream - base
+					dst = binary.AppendUvarint(dst, uint64(by<<1^by>>63)+1)
+				}
 			}
 			return dst, nil
 		},
-		Decode:  func(data []byte, s *[]clocks) error { return decodeClocks(data, s, n, 1) },
-		Migrate: func(version int, data []byte, s *[]clocks) error { return decodeClocks(data, s, n, version) },
+		Decode: func(data []byte, s *[]clocks) error {
+			return decodeClocks(data, s, n, func(r *reader, c *clocks) {
+				base := int64(0)
+				if c.event != noTime {
+					base = c.event
+				}
+				if by := r.uvarint(); by > 0 {
+					by--
+					c.stream = base + (int64(by>>1) ^ -int64(by&1))
+				}
+			})
+		},
+		Migrate: func(version int, data []byte, s *[]clocks) error {
+			if version != 0 {
+				return errNotClocks
+			}
+			return decodeClocks(data, s, n, func(r *reader, c *clocks) {
+				if c.event != noTime {
+					r.varint()
+				}
+			})
+		},
 	}
 }
 
-func knownOr0(at int64) int64 {
-	if at == noTime {
-		return 0
-	}
-	return at
-}
-
-func decodeClocks(data []byte, s *[]clocks, n, version int) error {
+func decodeClocks(data []byte, s *[]clocks, n int, stream func(r *reader, c *clocks)) error {
 	r := reader{data: data}
 	low := r.varint()
 	all := slices.Repeat([]clocks{{noTime, noTime}}, n)
 	for i := range all {
-		switch v := r.uvarint(); {
-		case v > 0:
-			event := low + int64(v-1)
-			all[i] = clocks{event, event + r.varint()}
-		case version > 0:
-			if at := r.varint(); at != 0 {
-				all[i].stream = at
-			}
+		if v := r.uvarint(); v > 0 {
+			all[i].event = low + int64(v-1)
 		}
+		stream(&r, &all[i])
 	}
-	if r.bad || len(r.data) > 0 || version > 1 {
-		return fmt.Errorf("%w of %d tasks, in version %d", errNotClocks, n, version)
+	if r.bad || len(r.data) > 0 {
+		return fmt.Errorf("%w of %d tasks", errNotClocks, n)
 	}
 	*s = all
 	return nil

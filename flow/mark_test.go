@@ -432,16 +432,36 @@ func TestMark_golden(t *testing.T) {
 	w := newWorld(t, minuteTally(2, 2, nil))
 	w.record(0, "a 1")
 	w.commit(w.tasks[0][1])
-	const want = "02" + "2fa95205" + "01" + "01" + "8080d0dfbd94b98631" + "8080d0dfbd94b98631"
+	const want = "02" + "e06d8fd4" + "01" + "01" + "8080d0dfbd94b98631" + "ffffffffffffffffff01"
 	if o := w.exchange[0]; string(o.Subject) != "natsflow.x.test.1.all" || hex.EncodeToString(o.Data) != want {
 		t.Errorf("%s %x, want %s", o.Subject, o.Data, want)
 	}
 	second := w.tasks[1][0]
 	w.read(second, 1)
 	w.commit(second)
-	const delta = "06" + "006d61726b73" + "00" + "01" + "08" + "6164636435336566" + "0d" + "8080d0dfbd94b98631" + "00" + "0100"
-	if got := hex.EncodeToString(second.log[0]); got != delta {
-		t.Errorf("the delta is %s, want %s", got, delta)
+	const head, clocks = "06" + "006d61726b73", "01" + "08" + "6164636435336566" + "0e" + "8080d0dfbd94b98631" + "0000" + "0100"
+	if got := hex.EncodeToString(second.log[0]); got != head+"01"+clocks {
+		t.Errorf("the delta is %s, want %s", got, head+"01"+clocks)
+	}
+	// Version 0 repeated a watermark that is known, and had nothing for others.
+	for former, want := range map[string]bool{
+		head + "00" + "01" + "08" + "6164636435336566" + "0d" + "8080d0dfbd94b98631" + "00" + "0100": true,
+		head + "00" + clocks: false,
+		head + "02" + clocks: false,
+	} {
+		data, err := hex.DecodeString(former)
+		if err != nil {
+			t.Fatal(err)
+		}
+		task := w.f.StageTask(1, 0)
+		if err := task.Load(data); (err == nil) != want || err != nil && !errors.Is(err, flow.ErrState) {
+			t.Errorf("%s: %v", former, err)
+			continue
+		}
+		task.Loaded()
+		if want && task.Watermark(1) != second.Watermark(1) {
+			t.Errorf("%s: the watermark is %d, want %d", former, task.Watermark(1), second.Watermark(1))
+		}
 	}
 }
 

@@ -275,7 +275,7 @@ func TestTimer_Failures(t *testing.T) {
 	stopped := flowtest.New(t, timerFlow{onError: flow.Stop}.build(t))
 	err := stopped.Try(flowtest.Record{Data: "a bad=0:10"}, flowtest.Record{Data: "a emit", Time: flowtest.Start.Add(time.Hour)})
 	var se *flow.StepError
-	if !errors.As(err, &se) || se.Error() != `step "timers", a window or timer of key "a": timer "bad": as told` {
+	if !errors.As(err, &se) || se.Error() != `step "timers", key "a", of no single record: timer "bad": as told` {
 		t.Errorf("stopped with %v", err)
 	}
 }

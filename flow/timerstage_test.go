@@ -1,7 +1,6 @@
 package flow_test
 
 import (
-	"bytes"
 	"errors"
 	"slices"
 	"strings"
@@ -173,31 +172,5 @@ func TestTimer_LaterStageWithoutWatermark(t *testing.T) {
 	again := loaded(t, f, 1, s.Delta)
 	if again.StreamTime(0) != at || again.Watermark(0) != first.Watermark(0) || again.StreamNow() != first.Watermark(0) {
 		t.Errorf("loaded: %d, want %d", again.StreamTime(0), at)
-	}
-}
-
-// Watermarks that were stored before the time of the streams was are read.
-func TestTimer_FormerWatermarks(t *testing.T) {
-	f := stagedTimers(t, &flow.EventTime[string]{}, time.Hour, 1)
-	first, later := f.Task(0), f.StageTask(1, 0)
-	at := flowtest.Start.Add(time.Hour).UnixNano()
-	if err := first.Advance(0, at); err != nil {
-		t.Fatal(err)
-	}
-	cross(t, f, first, later)
-	s, err := later.Seal()
-	if err != nil {
-		t.Fatal(err)
-	}
-	former := bytes.Replace(s.Delta, []byte("\x00marks\x01"), []byte("\x00marks\x00"), 1)
-	if bytes.Equal(former, s.Delta) {
-		t.Fatalf("there are no watermarks of version 1 in %q", s.Delta)
-	}
-	if got := loaded(t, f, 1, former).Watermark(0); got != at {
-		t.Errorf("the watermark is %d, want %d", got, at)
-	}
-	later = f.StageTask(1, 0)
-	if err := later.Load(bytes.Replace(s.Delta, []byte("\x00marks\x01"), []byte("\x00marks\x02"), 1)); !errors.Is(err, flow.ErrState) {
-		t.Errorf("of a later version: %v", err)
 	}
 }

@@ -266,6 +266,73 @@ func TestTimer_crashWhileFiring(t *testing.T) {
 	}
 }
 
+// A finish fires each timer that is set, once, also when a worker crashes over it; those
+// that are set then fire after the resume, when their time comes.
+func TestTimer_finish(t *testing.T) {
+	for _, point := range []string{"", "entry-appended-unacked", "half-published", "published"} {
+		t.Run("crash at "+point, func(t *testing.T) {
+			bubble(t, func(t *testing.T, l *lab) {
+				f := timerFlow{gap: time.Hour, every: time.Hour, staged: true, options: flow.Options{Partitions: 4}}.build(t)
+				c := &crasher{}
+				p := l.start(f, Config{}, c.probe)
+				l.awaitPhase(p, "running")
+				l.more(100)
+				l.pass(2 * time.Second)
+				c.mu.Lock()
+				c.point, c.left = point, 2
+				c.mu.Unlock()
+				l.send("control.drain.count", `{"mode":"finish"}`)
+				err := p.wait()
+				if c.struck != (point != "") {
+					t.Fatalf("it crashed: %v; %v", c.struck, err)
+				}
+				if c.struck {
+					p = l.start(f, Config{}, nil)
+					err = p.wait()
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				if rec := l.record(); rec.State != control.StateFinished {
+					t.Fatalf("the record says %s", rec.State)
+				}
+				fired := func() map[string]int {
+					got := map[string]int{}
+					for _, m := range l.read("OUT") {
+						got[strings.Join(strings.Fields(string(m.data))[:2], " ")]++
+					}
+					return got
+				}
+				want := map[string]int{}
+				for _, group := range []string{"g0", "g1", "g2", "g3"} {
+					want[group+" quiet"], want[group+" tick"] = 1, 1
+				}
+				if diff := cmp.Diff(want, fired()); diff != "" {
+					t.Fatalf("finished (-want +got):\n%s", diff)
+				}
+				p = l.start(f, Config{Resume: true}, nil)
+				l.awaitPhase(p, "running")
+				l.pass(90 * time.Minute) // the ticks were set for an hour later than the first ones
+				if diff := cmp.Diff(want, fired()); diff != "" {
+					t.Fatalf("90 minutes after the resume (-want +got):\n%s", diff)
+				}
+				l.pass(time.Hour)
+				if err := p.leave(); err != nil {
+					t.Fatal(err)
+				}
+				for group := range want {
+					if strings.HasSuffix(group, "tick") {
+						want[group] = 2
+					}
+				}
+				if diff := cmp.Diff(want, fired()); diff != "" {
+					t.Fatalf("later (-want +got):\n%s", diff)
+				}
+			})
+		})
+	}
+}
+
 // Timers by both times are the same over stops, crashes and moves, whoever plays the
 // records in whatever pieces.
 func TestTimer_twoTimesOverRestarts(t *testing.T) {
