@@ -282,6 +282,15 @@ func (t *Task) endMeta(key string, pane Pane, at int64) *Meta {
 	return &t.meta
 }
 
+// firedPane is what kind of result it is that a step emits when what waits for a time is
+// fired.
+func (t *Task) firedPane() Pane {
+	if t.finishing {
+		return PaneFinal
+	}
+	return PaneNone
+}
+
 // made counts a result that the end of a drain has made.
 func (t *Task) made() {
 	if t.draining != nil {

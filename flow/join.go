@@ -82,7 +82,8 @@ type JoinConfig[L, R, U any] struct {
 // until it is behind t + Before + AllowedLateness. One that is then to be emitted
 // because it met none is emitted at that moment, once, with its own time and position.
 // With windows both are kept until the watermark reaches the end of the window, and
-// the lateness.
+// the lateness. At the end of the input, a drain with [Finish], none is kept any more: what
+// has met none is emitted, with [PaneFinal].
 //
 // A record that comes when it would not be kept any more is late: it goes to the
 // stream of the late ones of its side, or fails with [ErrLate] if no step follows
@@ -486,7 +487,7 @@ func (op *joined[L, R, U]) fire() {
 	}
 	t := op.in.task
 	m := &t.meta
-	*m = Meta{Key: of.key, mark: t.now}
+	*m = Meta{Key: of.key, mark: t.now, pane: t.firedPane()}
 	rec.meta(m)
 	op.in.step = op.step
 	u, ok, err := op.alone(m, &rec)
@@ -494,6 +495,9 @@ func (op *joined[L, R, U]) fire() {
 	case err != nil:
 		op.in.fail(op.step, m, err)
 	case ok:
+		if t.finishing {
+			t.made()
+		}
 		op.out(m, u)
 	}
 }

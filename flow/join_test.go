@@ -615,3 +615,19 @@ func TestJoin_Model(t *testing.T) {
 		}
 	})
 }
+
+// At the end of the input what has met none says so; nothing is kept for what comes after
+// a resume.
+func TestJoin_Finish(t *testing.T) {
+	j := joinFlow{cfg: flow.JoinConfig[string, string, string]{Kind: flow.OuterJoin, Before: time.Hour, After: time.Hour, Join: func(m *flow.Meta, l, r *string) (string, bool, error) {
+		v, ok, err := joinValues(m, l, r)
+		return paneText(m) + v, ok, err
+	}}}
+	alwaysJoined(t, func(partitions int) *flow.Flow { j.partitions = partitions; return j.build(t) }, []string{
+		"L: 10:00 a 1", "R: 10:10 a 2", "L: 10:20 b 3", "R: 10:30 c 4", "finish", "R: 10:40 b 5", "L: 10:50 c 6", "finish", "pause 3h",
+	}, "a 1+2", "final b 3+-", "final c -+4", "final b -+5", "final c 6+-")
+	r := timed(t, j.build(t), "L: 10:00 a 1", "R: 10:10 a 2", "L: 10:20 b 3", "finish")
+	if n := r.Keys(); n != 0 {
+		t.Errorf("%d records are kept", n)
+	}
+}

@@ -43,7 +43,8 @@ type TableConfig[L, R, U any] struct {
 // So that the results are the same in every replay, however the two streams are read,
 // it waits until all of these have come: until the watermark of the task is behind t.
 // Results of a key come in the order of the times. With [TableConfig.Latest] nothing
-// waits.
+// waits. At the end of the input, a drain with [Finish], what waits meets what there is
+// of the table, with [PaneFinal], and the table stays.
 //
 // What the table had is kept for as long as a record that is not late may need it, the
 // newest entry for ever, unless it is deleted. A record of the stream whose time is
@@ -214,10 +215,9 @@ func (op *tableJoined[L, R, U]) entryAt(of *keptKey, at int64) *keptRecord {
 	return nil
 }
 
-// meet emits the result of a record.
-func (op *tableJoined[L, R, U]) meet(m *Meta, v *L, entry *keptRecord) {
+// meet emits the result of a record. It reports whether there is one.
+func (op *tableJoined[L, R, U]) meet(m *Meta, v *L, entry *keptRecord) (ok bool) {
 	var u U
-	var ok bool
 	var err error
 	if entry != nil && entry.flags&keptDeleted == 0 {
 		of := Meta{Key: m.Key, mark: m.mark}
@@ -232,12 +232,13 @@ func (op *tableJoined[L, R, U]) meet(m *Meta, v *L, entry *keptRecord) {
 	}
 	if err != nil {
 		op.in.fail(op.step, m, err)
-		return
+		return false
 	}
 	if ok {
 		op.out(m, u)
 		op.in.step = op.step
 	}
+	return ok
 }
 
 // addTable takes a record of the table.
@@ -311,11 +312,12 @@ func (op *tableJoined[L, R, U]) due(of *keptKey) int64 {
 }
 
 // dropDue returns when the oldest version of a key goes: when no record needs what was
-// before the next one. That nothing is there is known without a record of it.
+// before the next one. That nothing is there is known without a record of it. None goes
+// at the end of the input, since the flow may be resumed.
 func (op *tableJoined[L, R, U]) dropDue(of *keptKey) int64 {
 	versions := of.lists[1]
 	due := noDue
-	if len(versions) == 0 || op.cfg.Latest {
+	if len(versions) == 0 || op.cfg.Latest || op.in.task.finishing {
 		return due
 	}
 	if len(versions) > 1 {
@@ -345,7 +347,7 @@ func (op *tableJoined[L, R, U]) fire() {
 	op.kept.removeFirst(of, sideStream)
 	t := op.in.task
 	m := &t.meta
-	*m = Meta{Key: of.key, mark: t.now}
+	*m = Meta{Key: of.key, mark: t.now, pane: t.firedPane()}
 	rec.meta(m)
 	op.in.step = op.step
 	v, err := keptValue(&rec, m, op.cfg.Stream)
@@ -353,5 +355,7 @@ func (op *tableJoined[L, R, U]) fire() {
 		op.in.fail(op.step, m, err)
 		return
 	}
-	op.meet(m, v, entry)
+	if op.meet(m, v, entry) && t.finishing {
+		t.made()
+	}
 }

@@ -281,3 +281,20 @@ func TestJoinTable_Model(t *testing.T) {
 		}
 	})
 }
+
+// At the end of the input records do not wait for the table any more. The table stays as
+// it is, for what comes after a resume.
+func TestJoinTable_Finish(t *testing.T) {
+	j := tableFlow{cfg: flow.TableConfig[string, string, string]{Kind: flow.LeftJoin, Join: func(m *flow.Meta, l, r *string) (string, bool, error) {
+		v, ok, err := joinValues(m, l, r)
+		return paneText(m) + v, ok, err
+	}}}
+	j.always(t, []string{
+		"R: 10:00 a x", "L: 10:30 a 1", "L: 10:40 b 2", "R: 11:00 a y", "L: 11:30 a 3", "finish",
+		"L: 11:40 a 4", "R: 11:50 b z", "finish", "L: 12:00 b 5", "R: 12:10 b gone", "pause 1h",
+	}, "a 1+x", "b 2+-", "final a 3+y", "final a 4+y", "b 5+z")
+	// The watermark is where the stream is: what the table had there is needed still.
+	j.clock = &flow.EventTime[string]{Lateness: time.Hour}
+	r := timed(t, j.build(t), "R: 10:00 a x", "R: 11:00 a y", "L: 10:20 a 1", "finish", "L: 10:30 a 2", "finish")
+	wantData(t, r, "OUT", "final a 1+x", "final a 2+x")
+}

@@ -317,14 +317,11 @@ func (op *windowed[T, S, U]) fire() {
 		op.queue(c)
 	}
 	t := op.in.task
-	pane := PaneNone
-	if t.finishing {
-		pane = PaneFinal
-	} else if op.w.Emit != EmitClose {
+	if op.w.Emit != EmitClose && !t.finishing {
 		return
 	}
 	m := &t.meta
-	*m = Meta{Key: c.key, nanos: due, at: at.end - 1, mark: t.now, pane: pane}
+	*m = Meta{Key: c.key, nanos: due, at: at.end - 1, mark: t.now, pane: t.firedPane()}
 	op.emit(m, at, &state)
 }
 
