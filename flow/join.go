@@ -90,6 +90,9 @@ type JoinConfig[L, R, U any] struct {
 // that. One that comes after the watermark, but before that, meets those that are
 // still there; later than AllowedLateness these may not be all.
 //
+// A drain with [Finish] ends the waiting: what met none is emitted, as [PaneFinal], and
+// nothing is kept but what has no bound.
+//
 // A pair whose function fails is lost: the record that came is a dead letter, the two
 // have met each other, and both stay for others. Meta.Raw of a result has the bytes
 // that were kept.
@@ -334,9 +337,17 @@ func (op *joined[L, R, U]) addLeft(m *Meta, v L) {
 		return
 	}
 	of, c := op.keep(m, sideLeft)
-	op.left = v
 	first, last := op.span.partners(sideLeft, m.at)
-	for _, partner := range of.lists[1][of.from(sideRight, first):of.behind(sideRight, last)] {
+	partners := of.lists[1][of.from(sideRight, first):of.behind(sideRight, last)]
+	if len(partners) == 0 {
+		return
+	}
+	op.came(m, c)
+	if op.left, err = op.cfg.Left.Decode(&op.pair, c.state.data); err != nil {
+		op.in.fail(op.step, m, fmt.Errorf("decode what was kept: %w", err))
+		return
+	}
+	for _, partner := range partners {
 		op.meet(m, c, partner, true)
 	}
 	op.done(m)
@@ -354,12 +365,27 @@ func (op *joined[L, R, U]) addRight(m *Meta, v R) {
 		return
 	}
 	of, c := op.keep(m, sideRight)
-	op.right = v
 	first, last := op.span.partners(sideRight, m.at)
-	for _, partner := range of.lists[0][of.from(sideLeft, first):of.behind(sideLeft, last)] {
+	partners := of.lists[0][of.from(sideLeft, first):of.behind(sideLeft, last)]
+	if len(partners) == 0 {
+		return
+	}
+	op.came(m, c)
+	if op.right, err = op.cfg.Right.Decode(&op.pair, c.state.data); err != nil {
+		op.in.fail(op.step, m, fmt.Errorf("decode what was kept: %w", err))
+		return
+	}
+	for _, partner := range partners {
 		op.meet(m, partner, c, false)
 	}
 	op.done(m)
+}
+
+// came makes the Meta of the record at hand as others find it later. Its value is decoded
+// of what is kept, so that a pair is the same whichever of the two comes first.
+func (op *joined[L, R, U]) came(m *Meta, c *keptCell) {
+	op.pair = Meta{Key: m.Key, mark: m.mark, frame: m.frame}
+	c.state.meta(&op.pair)
 }
 
 // meet emits a pair. One of the two is the record at hand.
@@ -485,18 +511,15 @@ func (op *joined[L, R, U]) fire() {
 	if rec.flags&keptMatched != 0 || !op.waitsFor(side) {
 		return
 	}
-	t := op.in.task
-	m := &t.meta
-	*m = Meta{Key: of.key, mark: t.now, pane: t.firedPane()}
-	rec.meta(m)
+	m := op.in.task.goes(of.key, &rec)
 	op.in.step = op.step
 	u, ok, err := op.alone(m, &rec)
 	switch {
 	case err != nil:
 		op.in.fail(op.step, m, err)
 	case ok:
-		if t.finishing {
-			t.made()
+		if op.in.task.finishing {
+			op.in.task.made()
 		}
 		op.out(m, u)
 	}

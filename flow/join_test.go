@@ -346,6 +346,32 @@ func TestJoin_Late(t *testing.T) {
 		"join: late: its time is 2026-01-01T12:29:59Z, it would have been kept until the watermark 2026-01-01T12:59:59.000000001Z, the watermark is 2026-01-01T13:00:00Z")
 }
 
+// A finish ends the waiting, once; what has no bound stays.
+func TestJoin_Finish(t *testing.T) {
+	cfg := anHourAndTen(flow.OuterJoin)
+	cfg.Join = func(m *flow.Meta, l, r *string) (string, bool, error) {
+		v, ok, err := joinValues(m, l, r)
+		return fmt.Sprintf("%s %v at %s", v, m.Pane(), clockText(m.EventTime())), ok, err
+	}
+	j := joinFlow{cfg: cfg}
+	r := timed(t, j.build(t), "R: 09:30 b old", "L: 10:00 a 1", "R: 10:10 a x", "R: 10:20 c y", "L: 10:30 d 2")
+	r.Finish()
+	r.Crash()
+	if r.Keys() != 0 {
+		t.Errorf("%d records are kept", r.Keys())
+	}
+	r.Finish()
+	for _, line := range []string{"R: 10:40 d z", "L: 10:45 d 3", "crash", "pause 3h"} {
+		playTimed(t, r, j.build(t), line)
+	}
+	wantData(t, r, "OUT", "b -+old none at 09:30", "a 1+x none at 10:10", "c -+y final at 10:20", "d 2+- final at 10:30", "d 3+z none at 10:45")
+	j.cfg = flow.JoinConfig[string, string, string]{Before: flow.Forever, After: 0}
+	r = timed(t, j.build(t), "R: 09:30 b old", "L: 10:00 a 1")
+	r.Finish()
+	playTimed(t, r, j.build(t), "L: 11:00 b 2")
+	wantData(t, r, "OUT", "b 2+old")
+}
+
 // Behind a change of key the watermark is that which crosses.
 func TestJoin_BehindRekey(t *testing.T) {
 	j := joinFlow{cfg: anHourAndTen(flow.OuterJoin), rekeyed: true, partitions: 3}
@@ -464,6 +490,23 @@ func TestJoin_ValueIsFixed(t *testing.T) {
 	flow.To(results, textSink("OUT"))
 	r := timed(t, build(t, b), "L: 10:00 a -", "L: 10:01 a -", "R: 10:02 a x", "L: 10:03 a -", "R: 10:04 a y")
 	wantData(t, r, "OUT", "1x", "2x", "3x", "1y", "2y", "3y")
+}
+
+// A pair is made of what is kept, whichever of the two comes first: here a codec that
+// loses something.
+func TestJoin_PairOfKept(t *testing.T) {
+	for _, lines := range [][]string{{"L: 10:00 a left", "R: 10:00 a right"}, {"R: 10:00 a right", "L: 10:00 a left"}} {
+		b := newFlow()
+		cfg := anHourAndTen(flow.InnerJoin)
+		cfg.Join = joinValues
+		cfg.Left = flow.Codec[string]{Encode: flow.EncodeText(), Decode: func(m *flow.Meta, data []byte) (string, error) {
+			return fmt.Sprintf("%s %s#%d %s", data[:2], m.Stream, m.Seq, m.Key), nil
+		}}
+		cfg.Right = cfg.Left
+		results, _, _ := flow.Join(timedKeyed(b, "L", nil), timedKeyed(b, "R", nil), "join", cfg)
+		flow.To(results, textSink("OUT"))
+		wantData(t, timed(t, build(t, b), lines...), "OUT", "a le L#1 a+ri R#1 a")
+	}
 }
 
 // A stream can be joined with itself: a record is first the one, then the other.
@@ -618,7 +661,7 @@ func TestJoin_Model(t *testing.T) {
 
 // At the end of the input what has met none says so; nothing is kept for what comes after
 // a resume.
-func TestJoin_Finish(t *testing.T) {
+func TestJoin_EndOfInput(t *testing.T) {
 	j := joinFlow{cfg: flow.JoinConfig[string, string, string]{Kind: flow.OuterJoin, Before: time.Hour, After: time.Hour, Join: func(m *flow.Meta, l, r *string) (string, bool, error) {
 		v, ok, err := joinValues(m, l, r)
 		return paneText(m) + v, ok, err

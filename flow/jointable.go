@@ -54,6 +54,9 @@ type TableConfig[L, R, U any] struct {
 // place for good: then it is counted as late, and has no effect. Of two with the same
 // time the one counts that came last.
 //
+// A drain with [Finish] ends the waiting: what waits meets what is known, and its
+// result is [PaneFinal]. The newest entries of the table stay.
+//
 // Results have the times and the position of the record of the stream. Meta.Raw has
 // the bytes by its codec, unless with Latest.
 //
@@ -195,13 +198,16 @@ func (op *tableJoined[L, R, U]) addStream(m *Meta, v L) {
 		return
 	}
 	// It is late, but not too late.
-	op.value = v
+	known := *m
+	known.raw, known.pane = bytes.Clone(op.scratch), PaneNone
+	if op.value, err = op.cfg.Stream.Decode(&known, known.raw); err != nil {
+		op.in.fail(op.step, m, fmt.Errorf("decode what was kept: %w", err))
+		return
+	}
 	var entry *keptRecord
 	if of := op.kept.keys[m.Key]; of != nil {
 		entry = op.entryAt(of, m.at)
 	}
-	known := *m
-	known.raw = bytes.Clone(op.scratch)
 	op.meet(&known, &op.value, entry)
 	var none L
 	op.value = none
@@ -345,17 +351,14 @@ func (op *tableJoined[L, R, U]) fire() {
 	entry := op.entryAt(of, rec.at)
 	// The record is gone before its result is made, which may panic.
 	op.kept.removeFirst(of, sideStream)
-	t := op.in.task
-	m := &t.meta
-	*m = Meta{Key: of.key, mark: t.now, pane: t.firedPane()}
-	rec.meta(m)
+	m := op.in.task.goes(of.key, &rec)
 	op.in.step = op.step
 	v, err := keptValue(&rec, m, op.cfg.Stream)
 	if err != nil {
 		op.in.fail(op.step, m, err)
 		return
 	}
-	if op.meet(m, v, entry) && t.finishing {
-		t.made()
+	if op.meet(m, v, entry) && op.in.task.finishing {
+		op.in.task.made()
 	}
 }

@@ -195,6 +195,27 @@ func TestJoinTable_Failures(t *testing.T) {
 	wantStepError(t, r.Try(flowtest.Record{Stream: "R", Time: flowtest.Start.Add(12 * time.Hour), Data: "z z"}, flowtest.Record{Stream: "L", Data: "z z"}), "table", 1)
 }
 
+// A finish ends the waiting, once; the table stays.
+func TestJoinTable_Finish(t *testing.T) {
+	cfg := flow.TableConfig[string, string, string]{Kind: flow.LeftJoin}
+	cfg.Join = func(m *flow.Meta, l, r *string) (string, bool, error) {
+		v, ok, err := joinValues(m, l, r)
+		return fmt.Sprintf("%s %v at %s", v, m.Pane(), clockText(m.EventTime())), ok, err
+	}
+	f := tableFlow{cfg: cfg, clock: &flow.EventTime[string]{}}.build(t)
+	r := timed(t, f, "R: 10:00 a x", "R: 10:10 a y", "L: 10:00 b 1", "L: 10:05 a 2", "L: 10:20 a 3")
+	r.Finish()
+	r.Crash()
+	r.Finish()
+	if r.Keys() != 2 {
+		t.Errorf("%d records and versions are kept, want the two versions of a", r.Keys())
+	}
+	playTimed(t, r, f, "L: 10:30 a 4")
+	playTimed(t, r, f, "R: 10:40 z z")
+	playTimed(t, r, f, "L: 10:40 z 5")
+	wantData(t, r, "OUT", "b 1+- none at 10:00", "a 2+x none at 10:05", "a 3+y final at 10:20", "a 4+y none at 10:30")
+}
+
 // Results have the time and the position of the record of the stream.
 func TestJoinTable_Meta(t *testing.T) {
 	cfg := flow.TableConfig[string, string, string]{}
@@ -284,7 +305,7 @@ func TestJoinTable_Model(t *testing.T) {
 
 // At the end of the input records do not wait for the table any more. The table stays as
 // it is, for what comes after a resume.
-func TestJoinTable_Finish(t *testing.T) {
+func TestJoinTable_EndOfInput(t *testing.T) {
 	j := tableFlow{cfg: flow.TableConfig[string, string, string]{Kind: flow.LeftJoin, Join: func(m *flow.Meta, l, r *string) (string, bool, error) {
 		v, ok, err := joinValues(m, l, r)
 		return paneText(m) + v, ok, err

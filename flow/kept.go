@@ -68,6 +68,14 @@ func (r *keptRecord) meta(m *Meta) {
 	m.Stream, m.Subject, m.Seq, m.nanos, m.at, m.raw = r.stream, r.subject, r.seq, r.nanos, r.at, r.data
 }
 
+// goes is the position of a record of a key whose time has come.
+func (t *Task) goes(key string, r *keptRecord) *Meta {
+	m := &t.meta
+	*m = Meta{Key: key, mark: t.now, pane: t.firedPane()}
+	r.meta(m)
+	return m
+}
+
 // keptValue returns the value of a record. m has its position.
 func keptValue[T any](r *keptRecord, m *Meta, codec Codec[T]) (*T, error) {
 	if v, ok := r.value.(*T); ok {

@@ -4,7 +4,7 @@ import "fmt"
 
 // Pane says what kind of result a value is: of a window, an aggregate, or whatever
 // else emits not only once. What steps make of such a value is of the same kind, up to
-// the next window or aggregate, whose results are their own. Panes do not cross to a
+// the next window, aggregate or join, whose results are their own. Panes do not cross to a
 // later stage: a value that comes there is an ordinary one.
 type Pane uint8
 
