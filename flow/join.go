@@ -472,10 +472,8 @@ func tooLate[T any](in *instance, step int, m *Meta, v T, late emit[T], since in
 		return
 	}
 	in.fail(step, m, fmt.Errorf("%w: its time is %s, it would have been kept until the watermark %s, the watermark is %s",
-		ErrLate, stampText(m.at), stampText(since), stampText(in.task.now)))
+		ErrLate, stamp(m.at), stamp(since), stamp(in.task.now)))
 }
-
-func stampText(nanos int64) string { return time.Unix(0, nanos).UTC().Format(time.RFC3339Nano) }
 
 // due returns when the first record of a key goes.
 func (op *joined[L, R, U]) due(of *keptKey) int64 {
