@@ -272,7 +272,7 @@ func TestTimer_finish(t *testing.T) {
 	for _, point := range []string{"", "entry-appended-unacked", "half-published", "published"} {
 		t.Run("crash at "+point, func(t *testing.T) {
 			bubble(t, func(t *testing.T, l *lab) {
-				f := timerFlow{gap: time.Hour, every: time.Hour, staged: true, options: flow.Options{Partitions: 4}}.build(t)
+				f := timerFlow{gap: 2 * time.Minute, every: 2 * time.Minute, staged: true, options: flow.Options{Partitions: 4}}.build(t)
 				c := &crasher{}
 				p := l.start(f, Config{}, c.probe)
 				l.awaitPhase(p, "running")
@@ -312,11 +312,11 @@ func TestTimer_finish(t *testing.T) {
 				}
 				p = l.start(f, Config{Resume: true}, nil)
 				l.awaitPhase(p, "running")
-				l.pass(90 * time.Minute) // the ticks were set for an hour later than the first ones
+				l.pass(3 * time.Minute) // the ticks were set for two minutes later than the first ones
 				if diff := cmp.Diff(want, fired()); diff != "" {
-					t.Fatalf("90 minutes after the resume (-want +got):\n%s", diff)
+					t.Fatalf("three minutes after the resume (-want +got):\n%s", diff)
 				}
-				l.pass(time.Hour)
+				l.pass(2 * time.Minute)
 				if err := p.leave(); err != nil {
 					t.Fatal(err)
 				}
