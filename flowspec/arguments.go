@@ -52,6 +52,10 @@ func (p *specParser) aggregateMember(f field) (aggregateMember, bool) {
 		return aggregateMember{}, false
 	}
 	parts := callRE.FindStringSubmatch(s.text)
+	if parts == nil && strings.Count(s.text, "(") > strings.Count(s.text, ")") {
+		p.errorf(s.start, `put it into quotes, such as "top(delay, 3)": in {…} a comma begins the next member`, "%s: the parenthesis is not closed", what)
+		return aggregateMember{}, false
+	}
 	if parts == nil {
 		p.errorf(s.start, "possible: "+strings.Join(aggregateNames, ", "), "%s: an aggregate is one call of a function such as sum(delay)", what)
 		return aggregateMember{}, false
