@@ -53,7 +53,7 @@ func (p *specParser) aggregateMember(f field) (aggregateMember, bool) {
 	}
 	parts := callRE.FindStringSubmatch(s.text)
 	if parts == nil && strings.Count(s.text, "(") > strings.Count(s.text, ")") {
-		p.errorf(s.start, `put it into quotes, such as "top(delay, 3)": in {…} a comma begins the next member`, "%s: the parenthesis is not closed", what)
+		p.errorf(s.start, `if it was cut at a comma: within {…} put it into quotes, such as "top(delay, 3)"`, "%s: the parenthesis is not closed", what)
 		return aggregateMember{}, false
 	}
 	if parts == nil {
