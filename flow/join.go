@@ -82,16 +82,13 @@ type JoinConfig[L, R, U any] struct {
 // until it is behind t + Before + AllowedLateness. One that is then to be emitted
 // because it met none is emitted at that moment, once, with its own time and position.
 // With windows both are kept until the watermark reaches the end of the window, and
-// the lateness. At the end of the input, a drain with [Finish], none is kept any more: what
-// has met none is emitted, with [PaneFinal].
+// the lateness. At the end of the input, a drain with [Finish], none is kept any more but
+// what has no bound: what has met none is emitted, with [PaneFinal].
 //
 // A record that comes when it would not be kept any more is late: it goes to the
 // stream of the late ones of its side, or fails with [ErrLate] if no step follows
 // that. One that comes after the watermark, but before that, meets those that are
 // still there; later than AllowedLateness these may not be all.
-//
-// A drain with [Finish] ends the waiting: what met none is emitted, as [PaneFinal], and
-// nothing is kept but what has no bound.
 //
 // A pair whose function fails is lost: the record that came is a dead letter, the two
 // have met each other, and both stay for others. Meta.Raw of a result has the bytes

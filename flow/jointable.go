@@ -54,9 +54,6 @@ type TableConfig[L, R, U any] struct {
 // place for good: then it is counted as late, and has no effect. Of two with the same
 // time the one counts that came last.
 //
-// A drain with [Finish] ends the waiting: what waits meets what is known, and its
-// result is [PaneFinal]. The newest entries of the table stay.
-//
 // Results have the times and the position of the record of the stream. Meta.Raw has
 // the bytes by its codec, unless with Latest.
 //
