@@ -333,7 +333,7 @@ func TestControl_streamShorter(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(2 * identityCheck)
+		time.Sleep(3 * identityCheck)
 		s.pub(c, "control.drain", "")
 		rec := r.untilState(StateDraining)
 		if !strings.Contains(rec.LastError, "ends at sequence 1, and command 8 was looked at") {

@@ -15,6 +15,10 @@ import (
 // has lost its end from there: commands would look as if they had been applied before.
 const identityCheck = 30 * time.Second
 
+// lostPatience is the wait before the second look at a control stream that seems to have
+// lost its end.
+const lostPatience = 5 * time.Second
+
 // Run applies commands as they come and calls onRecord with the record as it is
 // and then with each change, in order and from one goroutine. Any number of
 // processes may run for one flow. It returns when ctx ends (with its cause), when
@@ -89,12 +93,7 @@ func (c *Control) follow(ctx context.Context) error {
 
 // rebind makes the record count in the control stream as it is now.
 func (c *Control) rebind(ctx context.Context) (ControlRef, error) {
-	// In this order: what is looked at meanwhile is in the stream.
-	rec, err := c.await(ctx)
-	if err != nil {
-		return ControlRef{}, err
-	}
-	ref, last, err := c.bind(ctx)
+	rec, ref, last, err := c.look(ctx)
 	if err != nil {
 		return ref, err
 	}
@@ -107,6 +106,27 @@ func (c *Control) rebind(ctx context.Context) (ControlRef, error) {
 	return ref, err
 }
 
+// look reads the record and then the stream: what others look at meanwhile is in the
+// stream. A stream that seems to have lost its end is asked again: a server that leads no
+// more may have answered.
+func (c *Control) look(ctx context.Context) (rec Record, ref ControlRef, last uint64, err error) {
+	for again := false; ; again = true {
+		if rec, err = c.await(ctx); err != nil {
+			return rec, ref, 0, err
+		}
+		if ref, last, err = c.bind(ctx); err != nil || again || last >= rec.LastCommand || !rec.Control.equal(ref) {
+			return rec, ref, last, err
+		}
+		timer := time.NewTimer(lostPatience)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return rec, ref, 0, context.Cause(ctx)
+		}
+	}
+}
+
 // followStream applies the commands of one control stream; errRebound when it
 // turns out to be another.
 func (c *Control) followStream(ctx context.Context, ref ControlRef) error {
@@ -117,7 +137,7 @@ func (c *Control) followStream(ctx context.Context, ref ControlRef) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var wg sync.WaitGroup
-	wg.Go(func() { cancel(c.guardStream(ctx, ref)) })
+	wg.Go(func() { cancel(c.guardStream(ctx, ref, cursor)) })
 	err = cursor.Run(ctx, func(m *bus.Msg) error {
 		if err := c.handle(ctx, ref, m); err != nil {
 			return err
@@ -138,8 +158,11 @@ func (c *Control) followStream(ctx context.Context, ref ControlRef) error {
 	return err
 }
 
-// guardStream returns errRebound once the control stream is not the one of ref.
-func (c *Control) guardStream(ctx context.Context, ref ControlRef) error {
+// guardStream returns errRebound once the control stream is not the one of ref, or ends
+// before what the record, or the cursor of this process, has had: the record may have been
+// put right by another one. It has to be seen twice, see look.
+func (c *Control) guardStream(ctx context.Context, ref ControlRef, cursor *bus.Cursor) error {
+	shorter := false
 	ticker := time.NewTicker(identityCheck)
 	defer ticker.Stop()
 	for {
@@ -152,8 +175,11 @@ func (c *Control) guardStream(ctx context.Context, ref ControlRef) error {
 		if err != nil {
 			continue // the watch sees to that
 		}
+		had := max(rec.LastCommand, cursor.Last())
 		info, err := c.cfg.Conn.Stream(ctx, ref.Stream)
-		if errors.Is(err, bus.ErrNotFound) || (err == nil && (!info.Created.Equal(ref.Created) || info.LastSeq < rec.LastCommand)) {
+		before := shorter
+		shorter = err == nil && info.LastSeq < had
+		if errors.Is(err, bus.ErrNotFound) || err == nil && !info.Created.Equal(ref.Created) || shorter && before {
 			return errRebound
 		}
 	}

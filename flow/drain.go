@@ -243,7 +243,7 @@ func (t *Task) endTimes(g *draining, s timedStep, most int) (more, full bool) {
 	now := t.now
 	t.finishing = true
 	defer func() {
-		t.now, t.firing, t.finishing = now, -1, false
+		t.now, t.firing, t.finishing, t.meta.pane = now, -1, false, PaneNone
 		if p := recover(); p != nil {
 			t.ended(p)
 			more = true

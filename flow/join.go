@@ -388,7 +388,7 @@ func (op *joined[L, R, U]) came(m *Meta, c *keptCell) {
 // meet emits a pair. One of the two is the record at hand.
 func (op *joined[L, R, U]) meet(m *Meta, left, right *keptCell, leftCame bool) {
 	op.pairs++
-	u, ok, err := op.join(m, left, right, leftCame)
+	u, ok, err := op.joinGuarded(m, left, right, leftCame)
 	op.in.step = op.step
 	if err != nil {
 		if op.in.f.opts.OnError == Stop {
@@ -426,18 +426,18 @@ func (op *joined[L, R, U]) join(m *Meta, left, right *keptCell, leftCame bool) (
 		return u, false, err
 	}
 	op.pair.at = max(left.state.at, right.state.at)
-	return joinGuarded(op.cfg.Join, &op.pair, l, r)
+	return op.cfg.Join(&op.pair, l, r)
 }
 
 // joinGuarded makes an error of a panic: it costs the pair, not the others of the
 // record.
-func joinGuarded[L, R, U any](join func(*Meta, *L, *R) (U, bool, error), m *Meta, l *L, r *R) (u U, ok bool, err error) {
+func (op *joined[L, R, U]) joinGuarded(m *Meta, left, right *keptCell, leftCame bool) (u U, ok bool, err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			ok, err = false, panicError(p)
 		}
 	}()
-	return join(m, l, r)
+	return op.join(m, left, right, leftCame)
 }
 
 // done ends the record at hand, of which pairs may have failed.

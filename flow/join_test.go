@@ -96,7 +96,10 @@ func (j joinFlow) builder() *flow.Builder {
 	if j.cfg.Join == nil {
 		j.cfg.Join = joinValues
 	}
-	j.cfg.Left, j.cfg.Right = flow.TextCodec(), flow.TextCodec()
+	if j.cfg.Left.Decode == nil {
+		j.cfg.Left = flow.TextCodec()
+	}
+	j.cfg.Right = flow.TextCodec()
 	left, right := timedKeyed(b, "L", j.clock), timedKeyed(b, "R", j.clock)
 	if j.rekeyed {
 		left, right = crossed(left), crossed(right)

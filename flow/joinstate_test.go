@@ -364,3 +364,25 @@ func BenchmarkJoin(b *testing.B) {
 		})
 	}
 }
+
+// A codec may take a part of the value from the key of the record, also when a task is
+// loaded.
+func TestJoin_CodecWithKey(t *testing.T) {
+	cfg := anHourAndTen(flow.InnerJoin)
+	cfg.Left = flow.Codec[string]{
+		Encode: func(dst []byte, _ *flow.Meta, v string) ([]byte, error) { return append(dst, v...), nil },
+		Decode: func(m *flow.Meta, data []byte) (string, error) {
+			if m.Key == "" {
+				return "", errors.New("no key")
+			}
+			return m.Key + string(data), nil
+		},
+	}
+	f := joinFlow{cfg: cfg}.build(t)
+	image := joinState(t, f, "L: 10:00 a 1")
+	if err := f.Task(0).Load(image); err != nil {
+		t.Fatal(err)
+	}
+	r := timed(t, f, "L: 10:00 a 1", "crash", "drain", "R: 10:05 a x")
+	wantData(t, r, "OUT", "a a1+x")
+}

@@ -172,7 +172,11 @@ func (op *tableJoined[L, R, U]) meetLatest(m *Meta, v L) {
 	if of := op.kept.keys[m.Key]; of != nil {
 		entry = &of.lists[1][0].state
 	}
+	// Its results are its own, whatever the record is a result of.
+	pane := m.pane
+	m.pane = PaneNone
 	op.meet(m, &op.value, entry)
+	m.pane = pane
 	var none L
 	op.value = none
 }
@@ -190,7 +194,8 @@ func (op *tableJoined[L, R, U]) addStream(m *Meta, v L) {
 		op.in.fail(op.step, m, err)
 		return
 	}
-	if !t.closed(op.step, op.known(m.at)) {
+	// At the end of the input the clock is ahead while the steps before come to theirs.
+	if t.finishing || !t.closed(op.step, op.known(m.at)) {
 		op.kept.add(m, sideStream, 0, op.scratch)
 		return
 	}

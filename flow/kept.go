@@ -133,17 +133,19 @@ type keptRecords struct {
 // newKept makes the state of a join. check looks at the bytes of a loaded value.
 func newKept(t *Task, id string, version int, sides []joinSide, check func(side joinSide, m *Meta, data []byte) error) *keptRecords {
 	k := &keptRecords{keys: map[string]*keptKey{}}
-	k.table = newTable(t, id, keptCodec(version, func(r *keptRecord) error {
+	k.table = newTable(t, id, keptCodec(version))
+	k.table.check = func(key []byte, r *keptRecord) error {
 		if !slices.Contains(sides, r.side) {
 			return fmt.Errorf("%w of this join: what is stored is that of another kind; give the changed step another id", errKept)
 		}
 		if r.flags&keptDeleted != 0 {
 			return nil
 		}
-		var m Meta
+		of := reader{data: key}
+		m := Meta{Key: string(of.bytes())}
 		r.meta(&m)
 		return check(r.side, &m, r.data)
-	}))
+	}
 	k.table.validKey, k.table.onLoaded = validKeptKey, k.loaded
 	return k
 }
@@ -313,7 +315,7 @@ func (k *keptRecords) loaded() {
 
 var errKept = errors.New("not the state")
 
-func keptCodec(version int, check func(*keptRecord) error) StateCodec[keptRecord] {
+func keptCodec(version int) StateCodec[keptRecord] {
 	var stream, subject string // most records have those of the one before
 	text := func(last *string, b []byte) string {
 		if string(b) != *last {
@@ -345,11 +347,11 @@ func keptCodec(version int, check func(*keptRecord) error) StateCodec[keptRecord
 			s.nanos = s.at + r.varint()
 			s.seq = r.uvarint()
 			s.stream, s.subject = text(&stream, r.bytes()), text(&subject, r.bytes())
-			if r.bad || s.at < minTime.UnixNano() || s.at >= maxTime.UnixNano() {
+			if r.bad || s.at < minTime.UnixNano() {
 				return fmt.Errorf("%w of a join", errKept)
 			}
 			s.data = bytes.Clone(r.data)
-			return check(s)
+			return nil
 		},
 	}
 }

@@ -59,6 +59,8 @@ type table[S any] struct {
 	scratch []byte
 	// validKey, if it is set, tells the keys of cells from other bytes.
 	validKey func(key []byte) bool
+	// check, if it is set, looks at what was loaded.
+	check func(key []byte, s *S) error
 	// onLoaded is called when recovery has loaded all images.
 	onLoaded func()
 }
@@ -187,6 +189,11 @@ func (tab *table[S]) load(version int, key, value []byte) error {
 	}
 	if err := tab.codec.decode(version, value, &c.state); err != nil {
 		return fmt.Errorf("key %q: %w", key, err)
+	}
+	if tab.check != nil {
+		if err := tab.check(key, &c.state); err != nil {
+			return fmt.Errorf("key %q: %w", key, err)
+		}
 	}
 	return nil
 }

@@ -53,6 +53,10 @@ type StatefulConfig[T, S, U any] struct {
 func StatefulWith[T, S, U any](s Stream[T], id string, cfg StatefulConfig[T, S, U], opts ...StepOption) Stream[U] {
 	opts = append([]StepOption{func(info *StepInfo) { info.TTL = cfg.TTL }}, opts...)
 	step, out := stateful(s, "stateful", id, cfg.State.Version, opts), then[T, U](s)
+	if cfg.OnTimer != nil {
+		// What timers emit does not come in the order of the records.
+		out.source = 0
+	}
 	s.b.need(step, "function On", cfg.On != nil)
 	s.b.need(step, "state codec with Append and Decode", cfg.State.usable())
 	needTTL(s, id, cfg.TTL)
@@ -153,7 +157,8 @@ func (op *statefulStep[T, S, U]) begin(m *Meta, c *cell[keyState[S]]) {
 
 // drop forgets a key. Entries for it that are in a heap are stale then.
 func (op *statefulStep[T, S, U]) drop(c *cell[keyState[S]], marked, fresh bool) {
-	c.state.timers, c.state.expires = nil, false
+	// The entries keep the cell for a while.
+	c.state = keyState[S]{}
 	if fresh {
 		op.table.takeBack(c, marked, fresh)
 		return
@@ -211,6 +216,9 @@ func (op *statefulStep[T, S, U]) set(kind timerKind, name string, at int64) erro
 	k.insert(kind, timer{at, name})
 	c.state.timers, op.moved = k, true
 	op.queues[kind].queue(c)
+	if stale(len(op.queues[kind].heap), op.table.size()) {
+		op.queues[kind].rebuild(op.table)
+	}
 	op.in.task.noteOverdue(kind, at+op.queues[kind].delay)
 	return nil
 }
@@ -252,13 +260,7 @@ func (op *statefulStep[T, S, U]) loaded() {
 		if q == nil {
 			continue
 		}
-		q.heap = q.heap[:0]
-		for _, c := range op.table.slots {
-			if c != nil && c.state.timers != nil {
-				c.state.timers.isIn[q.kind] = false
-				q.queue(c)
-			}
-		}
+		q.rebuild(op.table)
 	}
 	if op.expiry != nil {
 		op.expiry.loaded()

@@ -34,6 +34,10 @@ func (ts Ticks) Join(later Ticks) Ticks {
 	return append(ts[:len(ts):len(ts)], later...)
 }
 
+// Behind puts ticks before those of a batch: those of batches before it, which wait for
+// the same lane.
+func (b *Batch) Behind(earlier Ticks) { b.ticks = earlier.Join(b.ticks) }
+
 // moves are the ticks of a router.
 type moves struct {
 	ticks Ticks
@@ -122,7 +126,8 @@ func (t *Task) streamTime() int64 {
 	if t.second != nil {
 		return t.second.now
 	}
-	return t.now
+	// At the end of the input now is ahead.
+	return min(t.now, t.low)
 }
 
 // AdvanceStream moves the time of a source and does all that is due then, as

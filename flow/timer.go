@@ -94,6 +94,17 @@ func (q *timerQueue[S]) queue(c *cell[keyState[S]]) {
 	}
 }
 
+// rebuild makes the heap anew of what there is.
+func (q *timerQueue[S]) rebuild(tab *table[keyState[S]]) {
+	q.heap = q.heap[:0]
+	for _, c := range tab.slots {
+		if c != nil && c.state.timers != nil {
+			c.state.timers.isIn[q.kind] = false
+			q.queue(c)
+		}
+	}
+}
+
 func (q *timerQueue[S]) first(k *keyTimers) int64 {
 	if len(k.list[q.kind]) == 0 {
 		return math.MaxInt64

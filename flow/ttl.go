@@ -65,7 +65,14 @@ func (e *expiry[S]) queue(c *cell[keyState[S]]) {
 		return
 	}
 	e.heap.push(dueEntry[keyState[S]]{k.touched + e.ttl, c})
+	if stale(len(e.heap), e.table.size()) {
+		e.loaded()
+	}
 }
+
+// stale reports that a heap has many more entries than there are keys: those of keys that
+// are gone would stay, with their cells, until their time comes.
+func stale(entries, keys int) bool { return entries > 2*keys+1024 }
 
 // begin touches the cells of which nothing was known.
 func (e *expiry[S]) begin(now int64) {

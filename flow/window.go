@@ -46,6 +46,8 @@ func Window[T, S, U any](s Stream[T], id string, w Windows, a WindowAggregator[T
 	opts = append([]StepOption{func(info *StepInfo) { info.Windows = w.String() }}, opts...)
 	step := stateful(s, "window", id, a.State.Version, opts)
 	results, late = then[T, U](s), then[T, T](s)
+	// Results do not come in the order of their records.
+	results.source = 0
 	results.delay += w.AllowedLateness
 	s.b.waits(s.stage)
 	s.b.need(step, "Add", a.Add != nil)
@@ -217,7 +219,11 @@ func (op *windowed[T, S, U]) addOnly(m *Meta, v T) *cell[keyWindows[S]] {
 	k := &c.state
 	opened := len(k.open) == 0
 	if opened {
-		k.open = append(k.open, openWindow[S]{span: span{m.at, m.at}})
+		at := m.at
+		if m.ahead {
+			at = m.nanos
+		}
+		k.open = append(k.open, openWindow[S]{span: span{at, at}})
 	}
 	w := &k.open[0]
 	if err := op.a.Add(m, &w.state, v); err != nil {
@@ -227,7 +233,9 @@ func (op *windowed[T, S, U]) addOnly(m *Meta, v T) *cell[keyWindows[S]] {
 		op.failed(m, c, marked, fresh, err)
 		return nil
 	}
-	w.start, w.end = min(w.start, m.at), max(w.end, m.at)
+	if !m.ahead {
+		w.start, w.end = min(w.start, m.at), max(w.end, m.at)
+	}
 	return c
 }
 

@@ -58,11 +58,23 @@ func (p *specParser) joinedLists(steps ast.Node) []scalar {
 	}
 	var names []scalar
 	for _, n := range seq.Values {
-		if s, ok := memberOf(memberOf(n, "join"), "with").(*ast.StringNode); ok {
-			names = append(names, scalar{text: s.Value, start: p.at(s), doc: p.document})
+		with := memberOf(memberOf(n, "join"), "with")
+		if text, ok := textOf(with); ok {
+			names = append(names, scalar{text: text, start: p.at(with), doc: p.document})
 		}
 	}
 	return names
+}
+
+// textOf returns the text of a node, in whichever of YAML's styles.
+func textOf(n ast.Node) (text string, ok bool) {
+	switch n := n.(type) {
+	case *ast.StringNode:
+		return n.Value, true
+	case *ast.LiteralNode:
+		return n.Value.Value, true
+	}
+	return "", false
 }
 
 // memberOf returns a member of a mapping, nil if it is not there.
@@ -105,9 +117,7 @@ func (p *specParser) joinStep(raw rawStep) step {
 	right := p.joinWith(f, forms)
 	st := &joinStep{left: left.format, right: right.format}
 	if with, ok := forms["with"]; ok {
-		if s, isText := with.value.(*ast.StringNode); isText {
-			st.with = s.Value
-		}
+		st.with, _ = textOf(with.value)
 	}
 	p.joinKind(f, forms, st)
 	if st.table {
@@ -356,6 +366,10 @@ func (p *specParser) joinNames(f field, forms map[string]field, st *joinStep, le
 		members = append(members, st.as)
 	}
 	p.produce(f.at, "join", members)
+	if st.leftAs == "" {
+		// What kind of result the left record is, it still says.
+		p.scope.panes = left.panes
+	}
 }
 
 // joinLate reads where late records go: those of the list, and those of the other one,

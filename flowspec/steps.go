@@ -195,7 +195,7 @@ func (p *specParser) rawStep(n ast.Node) (raw rawStep, ok bool) {
 	if raw.late != nil && raw.window == nil && raw.op.name != "join" {
 		p.errorf(raw.late.at, "", "late belongs to an aggregate with a window, or to a join")
 	}
-	if raw.onDrain != nil && raw.window == nil {
+	if raw.onDrain != nil && (raw.window == nil || raw.op.name != "aggregate") {
 		p.errorf(raw.onDrain.at, "", "on_drain belongs to an aggregate with a window")
 	}
 	p.checkTTL(raw)

@@ -39,6 +39,10 @@ func clockName(src flow.SourceInfo) string {
 	return src.Stream
 }
 
+// streamTimeName is the name, in a head, of the time of a source whose records have no
+// other one, where that is ahead of its watermark.
+func streamTimeName(src flow.SourceInfo) string { return src.Stream + " stream time" }
+
 // restoreClocks gives a task the watermarks and clocks that its log has. There are none
 // behind the exchange.
 func (t *task) restoreClocks(sources []flow.SourceInfo, inputs int) {
@@ -53,9 +57,11 @@ func (t *task) restoreClocks(sources []flow.SourceInfo, inputs int) {
 		if mark, ok := t.head.Watermarks[clockName(src)]; ok {
 			t.flow.Restore(i, mark)
 		}
-		// Where the records have no time of their own, that is the watermark.
-		if at, ok := t.head.Watermarks[src.Stream]; ok {
-			t.flow.RestoreStream(i, at)
+		// Where the records have no time of their own, that is the watermark, or later.
+		for _, name := range []string{src.Stream, streamTimeName(src)} {
+			if at, ok := t.head.Watermarks[name]; ok {
+				t.flow.RestoreStream(i, at)
+			}
 		}
 	}
 }
@@ -74,8 +80,12 @@ func (l *lane) putClocks(t *task, h *kvsnap.Head) {
 		if mark := t.flow.Watermark(i); mark != noTime {
 			h.Watermarks[clockName(l.s.sources[i])] = mark
 		}
-		if at := t.flow.StreamTime(i); at != noTime && l.s.sources[i].Clock != nil {
+		switch at := t.flow.StreamTime(i); {
+		case at == noTime:
+		case l.s.sources[i].Clock != nil:
 			h.Watermarks[l.s.sources[i].Stream] = at
+		case at > t.flow.Watermark(i):
+			h.Watermarks[streamTimeName(l.s.sources[i])] = at
 		}
 	}
 }

@@ -260,11 +260,18 @@ func (s *session) lookForFormerIntakes(ctx context.Context) error {
 			continue
 		}
 		is, err := s.conn.Intake(ctx, name)
+		if errors.Is(err, bus.ErrNotFound) {
+			continue // deleted meanwhile
+		}
 		if err != nil {
 			return err
 		}
+		remove := "nats stream rm " + name
+		if is.Consumer != "" {
+			remove = fmt.Sprintf("nats consumer rm %s %s; %s", is.From, is.Consumer, remove)
+		}
 		s.log.Warn("the flow does not read a source any more, and the server still brings its messages over; if what is there is of no use, delete both",
-			"source", is.From, "stream", name, "messages", is.Msgs, "delete", fmt.Sprintf("nats consumer rm %s %s; nats stream rm %s", is.From, is.Consumer, name))
+			"source", is.From, "stream", name, "messages", is.Msgs, "delete", remove)
 	}
 	return nil
 }

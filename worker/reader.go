@@ -385,6 +385,7 @@ func (r *reader) flush(wait bool) error {
 	}
 	r.router.Take(func(b *flow.Batch) {
 		lane := r.s.laneOf(kvsnap.TaskID{Stage: r.stage, Partition: b.Partition})
+		b.Behind(r.ticks[lane])
 		r.out[lane] = append(r.out[lane], b)
 	})
 	ticks, stream := r.router.TakeTicks()

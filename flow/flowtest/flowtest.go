@@ -255,9 +255,9 @@ func (r *Runner) followServer() {
 			last = src.records[n-1].nanos
 		}
 		for _, t := range r.tasks {
-			err := t.Advance(i, src.router.QuietWatermark(r.now.UnixNano(), last))
+			err := t.AdvanceStream(i, r.now.UnixNano(), nil)
 			if err == nil {
-				err = t.AdvanceStream(i, r.now.UnixNano(), nil)
+				err = t.Advance(i, src.router.QuietWatermark(r.now.UnixNano(), last))
 			}
 			if err != nil {
 				r.tb.Fatalf("pause: %v", err)
