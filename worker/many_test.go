@@ -22,7 +22,7 @@ import (
 // the results are those of one run, in order, over the records up to the cut.
 // Then the flow is resumed, and drained at its head.
 func TestRun_manyWorkers(t *testing.T) {
-	runHistories(t, sinkKinds, 4, 70, func(t *testing.T, srv *testenv.Server, kind sinkKind, seed uint64) {
+	runHistories(t, sinkKinds, 4, 40, func(t *testing.T, srv *testenv.Server, kind sinkKind, seed uint64) {
 		manyHistory(t, srv, kind, seed, manySource{})
 	})
 }
@@ -30,7 +30,7 @@ func TestRun_manyWorkers(t *testing.T) {
 // TestRun_manyWorkersStages is that for flows of two and of three stages, of which the
 // exchange is trimmed all the time.
 func TestRun_manyWorkersStages(t *testing.T) {
-	runHistories(t, sinkKinds[:2], 3, 50, func(t *testing.T, srv *testenv.Server, kind sinkKind, seed uint64) {
+	runHistories(t, sinkKinds[:2], 3, 20, func(t *testing.T, srv *testenv.Server, kind sinkKind, seed uint64) {
 		manyHistory(t, srv, kind, seed, manySource{stages: 2 + int(seed%2)})
 	})
 }

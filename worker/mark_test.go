@@ -423,7 +423,7 @@ func TestMark_heardWithoutRecords(t *testing.T) {
 // each window of the last one has one complete result, and no result of a window is late
 // in the next stage.
 func TestRun_markHistories(t *testing.T) {
-	runHistories(t, sinkKinds[:2], 2, 25, func(t *testing.T, srv *testenv.Server, kind sinkKind, seed uint64) {
+	runHistories(t, sinkKinds[:2], 2, 10, func(t *testing.T, srv *testenv.Server, kind sinkKind, seed uint64) {
 		rng := rand.New(rand.NewPCG(seed, 17))
 		l := newLab(t, srv)
 		kind.make(l)
