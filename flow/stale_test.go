@@ -46,7 +46,7 @@ func TestStatefulWith_dropped(t *testing.T) {
 	}
 	heaps := 0
 	for _, s := range task.timers {
-		n := 0
+		var n int
 		switch s := s.(type) {
 		case *expiry[int]:
 			n = len(s.heap)

@@ -108,6 +108,9 @@ type reporter struct {
 	mu     sync.Mutex
 	now    string
 	member *control.Member
+	// joined: the worker has been a member; again is when it became one again.
+	joined bool
+	again  time.Time
 	s      *session
 	// stuck is what keeps a session from starting.
 	stuck string
@@ -132,9 +135,22 @@ func (r *reporter) set(fn func()) {
 	}
 }
 
-func (r *reporter) phase(p string)        { r.set(func() { r.now = p }) }
-func (r *reporter) use(m *control.Member) { r.set(func() { r.member = m }) }
-func (r *reporter) trouble(text string)   { r.set(func() { r.stuck = text }) }
+func (r *reporter) phase(p string) { r.set(func() { r.now = p }) }
+
+func (r *reporter) use(m *control.Member) {
+	r.set(func() {
+		r.member = m
+		if m == nil {
+			return
+		}
+		if r.joined {
+			r.again = time.Now()
+		}
+		r.joined = true
+	})
+}
+
+func (r *reporter) trouble(text string) { r.set(func() { r.stuck = text }) }
 func (r *reporter) session(s *session) {
 	r.set(func() {
 		r.s = s
@@ -202,12 +218,18 @@ func (r *reporter) shown() Status {
 	return st
 }
 
-// trusted reports whether the worker is a member that may rely on its lease now.
+// rejoinedFor is how long a worker has to be a member again before it may take what comes
+// to it for new: what was held back while it was none comes to it at the same time as the
+// answers by which it becomes one.
+const rejoinedFor = time.Second
+
+// trusted reports whether the worker is a member that may rely on its lease now, and has
+// not become one again just now.
 func (r *reporter) trusted() bool {
 	r.mu.Lock()
-	member := r.member
+	member, again := r.member, r.again
 	r.mu.Unlock()
-	return member != nil && member.Trusted()
+	return member != nil && member.Trusted() && time.Since(again) >= rejoinedFor
 }
 
 func (r *reporter) rates(st *Status) {
