@@ -11,7 +11,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"natsflow/bus"
-	"natsflow/control"
 	"natsflow/flow"
 	"natsflow/testenv"
 )
@@ -210,32 +209,9 @@ func TestRun_joinHistories(t *testing.T) {
 			j.clock = &flow.EventTime[string]{Lateness: 5 * time.Second}
 		}
 		j.crossed = seed%5 == 4
-		c := &crew{lab: l, rng: rng, f: j.build(t)}
-		first := c.start(c.f, Config{Name: "first", LeaseTTL: 2 * time.Second}, nil)
-		c.alive, c.all = []*process{first}, []*process{first}
-		l.awaitPhase(first, "running")
-		for range 2 {
-			for range 4 + rng.IntN(8) {
-				c.event()
-				c.feedTo("two.", rng, rng.IntN(60), 8)
-			}
-			c.untilDrained(c.send("control.drain.count", `{"at":"head"}`))
-			c.release()
-			c.end()
-			c.join(Config{Resume: true})
-			c.awaitRecord("the resume", func(rec control.Record) bool {
-				if rec.State == control.StateRunning {
-					return true
-				}
-				if c.all[len(c.all)-1].ended() {
-					c.join(Config{Resume: true})
-				}
-				return false
-			})
-		}
-		c.release()
-		c.end()
-		last := c.start(c.f, Config{Name: "last"}, nil)
+		f := j.build(t)
+		l.throughDrains(rng, f, func() { l.feedTo("two.", rng, rng.IntN(60), 8) })
+		last := l.start(f, Config{Name: "last"}, nil)
 		l.awaitPhase(last, "running")
 		for _, after := range []time.Duration{0, time.Minute} {
 			for _, subject := range []string{"in.end", "two.end"} {

@@ -270,3 +270,34 @@ func (w *crew) end() {
 	}
 	w.all, w.alive = nil, nil
 }
+
+// throughDrains lets workers of a flow come, leave, die and freeze, and drains and resumes
+// it in between, twice. more is called with each event. None of them is left.
+func (l *lab) throughDrains(rng *rand.Rand, f *flow.Flow, more func()) {
+	l.tb.Helper()
+	c := &crew{lab: l, rng: rng, f: f}
+	first := c.start(c.f, Config{Name: "first", LeaseTTL: 2 * time.Second}, nil)
+	c.alive, c.all = []*process{first}, []*process{first}
+	l.awaitPhase(first, "running")
+	for range 2 {
+		for range 4 + rng.IntN(8) {
+			c.event()
+			more()
+		}
+		c.untilDrained(c.send("control.drain.count", `{"at":"head"}`))
+		c.release()
+		c.end()
+		c.join(Config{Resume: true})
+		c.awaitRecord("the resume", func(rec control.Record) bool {
+			if rec.State == control.StateRunning {
+				return true
+			}
+			if c.all[len(c.all)-1].ended() {
+				c.join(Config{Resume: true})
+			}
+			return false
+		})
+	}
+	c.release()
+	c.end()
+}

@@ -12,7 +12,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"natsflow/control"
 	"natsflow/flow"
 	"natsflow/testenv"
 )
@@ -435,34 +434,12 @@ func TestRun_markHistories(t *testing.T) {
 		if seed%3 == 0 {
 			w.clock = &flow.EventTime[string]{Lateness: time.Second}
 		}
-		c := &crew{lab: l, rng: rng, f: w.build(t)}
-		first := c.start(c.f, Config{Name: "first", LeaseTTL: 2 * time.Second}, nil)
-		c.alive, c.all = []*process{first}, []*process{first}
-		l.awaitPhase(first, "running")
-		for range 2 {
-			for range 4 + rng.IntN(8) {
-				c.event()
-			}
-			c.untilDrained(c.send("control.drain.count", `{"at":"head"}`))
-			c.release()
-			c.end()
-			c.join(Config{Resume: true})
-			c.awaitRecord("the resume", func(rec control.Record) bool {
-				if rec.State == control.StateRunning {
-					return true
-				}
-				if c.all[len(c.all)-1].ended() {
-					c.join(Config{Resume: true})
-				}
-				return false
-			})
-		}
-		c.release()
-		c.end()
+		f := w.build(t)
+		l.throughDrains(rng, f, func() {})
 		if w.clock != nil {
 			l.putAt("k0", time.Unix(900_000_000, 0).Add(time.Duration(l.seq)*50*time.Millisecond+time.Hour))
 		}
-		last := c.start(c.f, Config{Name: "last"}, nil)
+		last := l.start(f, Config{Name: "last"}, nil)
 		l.awaitPhase(last, "running")
 		l.pass(20 * time.Second)
 		if err := last.leave(); err != nil {

@@ -535,31 +535,9 @@ func TestRun_windowHistories(t *testing.T) {
 			// Some of the records are late, the same ones whoever reads them.
 			w.clock = &flow.EventTime[string]{Lateness: time.Second}
 		}
-		c := &crew{lab: l, rng: rng, f: w.build(t)}
-		first := c.start(c.f, Config{Name: "first", LeaseTTL: 2 * time.Second}, nil)
-		c.alive, c.all = []*process{first}, []*process{first}
-		l.awaitPhase(first, "running")
-		for range 2 {
-			for range 4 + rng.IntN(8) {
-				c.event()
-			}
-			c.untilDrained(c.send("control.drain.count", `{"at":"head"}`))
-			c.release()
-			c.end()
-			c.join(Config{Resume: true})
-			c.awaitRecord("the resume", func(rec control.Record) bool {
-				if rec.State == control.StateRunning {
-					return true
-				}
-				if c.all[len(c.all)-1].ended() {
-					c.join(Config{Resume: true})
-				}
-				return false
-			})
-		}
-		c.release()
-		c.end()
-		last := c.start(c.f, Config{Name: "last"}, nil)
+		f := w.build(t)
+		l.throughDrains(rng, f, func() {})
+		last := l.start(f, Config{Name: "last"}, nil)
 		l.awaitPhase(last, "running")
 		l.pass(10 * time.Second)
 		if err := last.leave(); err != nil {
