@@ -290,11 +290,11 @@ func firstDue(steps []timedStep, now int64) (first timedStep, due int64) {
 
 // recovered is deferred by what fires steps. more is true after a panic.
 func (t *Task) recovered(more *bool) {
-	t.firing = -1
 	if r := recover(); r != nil {
 		t.in.panicked(&t.meta, r)
 		*more = true
 	}
+	t.firing = -1
 	t.meta.pane = PaneNone
 }
 

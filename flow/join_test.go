@@ -677,3 +677,37 @@ func TestJoin_EndOfInput(t *testing.T) {
 		t.Errorf("%d records are kept", n)
 	}
 }
+
+// Where the flow stops at a failure, it stops before the record that has brought it about,
+// and not at one that was kept and committed long before.
+func TestJoin_StopPosition(t *testing.T) {
+	b := flow.New("test", flow.Options{Partitions: 1, OnError: flow.Stop})
+	left, right := timedKeyed(b, "L", nil), timedKeyed(b, "R", nil)
+	cfg := anHourAndTen(flow.LeftJoin)
+	cfg.Join, cfg.Left, cfg.Right = joinValues, flow.TextCodec(), flow.TextCodec()
+	results, _, _ := flow.Join(left, right, "join", cfg)
+	flow.To(flow.Map(results, func(_ *flow.Meta, v string) (string, error) {
+		if strings.Contains(v, "evil") || strings.HasSuffix(v, "-") {
+			return "", errors.New("refused")
+		}
+		return v, nil
+	}, flow.ID("behind")), textSink("OUT"))
+	f := build(t, b)
+	at := flowtest.Start.Add(10 * time.Hour)
+	r := flowtest.New(t, f)
+	r.Push(flowtest.Record{Stream: "L", Time: at, Data: "a 1"}, flowtest.Record{Stream: "R", Data: "a x"})
+	r.Commit()
+	wantStepErrorAt(t, r.Try(flowtest.Record{Stream: "R", Data: "a evil"}), "R", 2)
+	r = flowtest.New(t, f)
+	r.Push(flowtest.Record{Stream: "L", Time: at, Data: "a 1"})
+	r.Commit()
+	wantStepErrorAt(t, r.Try(flowtest.Record{Stream: "L", Time: at.Add(3 * time.Hour), Data: "b 1"}, flowtest.Record{Stream: "R", Data: "b x"}), "", 0)
+}
+
+func wantStepErrorAt(t *testing.T, err error, stream string, seq uint64) {
+	t.Helper()
+	var se *flow.StepError
+	if !errors.As(err, &se) || se.Step != "behind" || se.Stream != stream || se.Seq != seq {
+		t.Errorf("error %v, want one at %q, %d", err, stream, seq)
+	}
+}

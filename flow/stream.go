@@ -82,7 +82,7 @@ type instance struct {
 // fail reports that the record at hand failed in a step. With [Stop] it does
 // not return: it unwinds to the place that plays records.
 func (in *instance) fail(step int, m *Meta, err error) {
-	e := &StepError{Step: in.f.stepID(step), Stream: m.Stream, Subject: m.Subject, Seq: m.Seq, Key: m.Key, Frame: m.frame, Err: err}
+	e := in.stepError(step, m, err)
 	if in.f.opts.OnError == Stop {
 		// Noted before it unwinds: a step between here and there may recover.
 		in.halt(e)
@@ -93,6 +93,22 @@ func (in *instance) fail(step int, m *Meta, err error) {
 		return
 	}
 	in.task.deadLetter(m, e)
+}
+
+// stepError is the failure of a step. With [Stop] its position is that of the record that
+// is played, before which the flow stops: a value that a join has kept, and which a later
+// record or a watermark has made go on, has one that is long committed.
+func (in *instance) stepError(step int, m *Meta, err error) *StepError {
+	e := &StepError{Step: in.f.stepID(step), Stream: m.Stream, Subject: m.Subject, Seq: m.Seq, Key: m.Key, Frame: m.frame, Err: err}
+	if in.f.opts.OnError != Stop || in.task == nil {
+		return e
+	}
+	at := &in.task.meta
+	if in.task.firing >= 0 {
+		at = &Meta{}
+	}
+	e.Stream, e.Subject, e.Seq, e.Frame = at.Stream, at.Subject, at.Seq, at.frame
+	return e
 }
 
 // halt unwinds a record whose failure stops the flow.
@@ -117,7 +133,7 @@ func (in *instance) panicked(m *Meta, p any) {
 	if wrong, ok := p.(misuse); ok {
 		err = wrong.err
 	}
-	e := &StepError{Step: in.f.stepID(in.step), Stream: m.Stream, Subject: m.Subject, Seq: m.Seq, Key: m.Key, Frame: m.frame, Err: err}
+	e := in.stepError(in.step, m, err)
 	switch {
 	case in.f.opts.OnError == Stop:
 		in.halt(e)
