@@ -1,7 +1,9 @@
 package testenv
 
 import (
+	"errors"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server/ats"
@@ -101,6 +103,39 @@ func TestBubble(t *testing.T) {
 			time.Sleep(time.Second) // virtual: lets the client reconnect
 			if md := next(); md.NumDelivered != 3 {
 				t.Fatalf("delivered %d times, want 3", md.NumDelivered)
+			}
+		})
+	})
+	t.Run("nobody waits for a server that takes its time to stop", func(t *testing.T) {
+		Bubble(t, func(t *testing.T, s *Server) {
+			_, js := connect(t, "", nats.InProcessServer(inProcess(s.InProcess)))
+			cons, err := mustStream(t, js).CreateConsumer(t.Context(), jetstream.ConsumerConfig{Durable: "c"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			// The server tells those who pull that it goes, and then sleeps.
+			pull, err := cons.Fetch(1, jetstream.FetchMaxWait(time.Hour))
+			if err != nil {
+				t.Fatal(err)
+			}
+			synctest.Wait()
+			stopped := make(chan struct{})
+			go func() {
+				defer close(stopped)
+				s.Stop()
+			}()
+			synctest.Wait()
+			select {
+			case <-stopped:
+				t.Fatal("the server did not take its time: the test shows nothing")
+			default:
+			}
+			if _, err := s.InProcess(); !errors.Is(err, embed.ErrStopped) {
+				t.Fatalf("connecting to a server that stops: %v, want %v", err, embed.ErrStopped)
+			}
+			<-stopped
+			for range pull.Messages() {
+				t.Error("a message without one in the stream")
 			}
 		})
 	})

@@ -7,7 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -29,6 +31,9 @@ const (
 	readyTimeout = 60 * time.Second
 	// clockPatience bounds the wait for a test in virtual time to end.
 	clockPatience = 2 * time.Minute
+	// settle is how long a server in virtual time has to end what its clients, which
+	// are gone, have asked for. Time passes when all of that waits.
+	settle = time.Millisecond
 )
 
 // Config says how an embedded server runs. Only Store is required.
@@ -105,12 +110,32 @@ func (c Config) options(host string, port int) *server.Options {
 
 // Server is an embedded server. It is safe for concurrent use.
 type Server struct {
-	mu      sync.Mutex
-	cfg     Config
-	host    string
-	port    int // of the first start, kept by later ones; 0 without a listener
-	run     *server.Server
+	host string
+	// turn is held by whoever starts or stops the server. It is a channel and no mutex,
+	// since both take time: whoever waits for a mutex keeps virtual time from passing,
+	// also for the one who holds it.
+	turn    chan struct{}
 	release func() // gives the process's clock back
+
+	mu    sync.Mutex // never held while anything waits
+	cfg   Config
+	port  int            // of the first start, kept by later ones; 0 without a listener
+	run   *server.Server // nil while the server is stopped, stops or starts
+	conns map[*conn]bool // the open ones of InProcess, in virtual time
+}
+
+// conn is a connection that its server forgets when it is closed.
+type conn struct {
+	net.Conn
+	of *Server
+}
+
+// Close closes the connection.
+func (c *conn) Close() error {
+	c.of.mu.Lock()
+	delete(c.of.conns, c)
+	c.of.mu.Unlock()
+	return c.Conn.Close()
 }
 
 // Start starts a server and returns when it accepts connections. The caller
@@ -119,7 +144,7 @@ func Start(cfg Config) (*Server, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, fmt.Errorf("configuring embedded server: %w", err)
 	}
-	s := &Server{cfg: cfg}
+	s := &Server{cfg: cfg, turn: make(chan struct{}, 1), conns: make(map[*conn]bool)}
 	if cfg.Listen != "" {
 		host, port, err := net.SplitHostPort(cfg.Listen)
 		if err != nil {
@@ -130,8 +155,6 @@ func Start(cfg Config) (*Server, error) {
 		}
 		s.host = host
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	if err := s.start(); err != nil {
 		return nil, err
 	}
@@ -141,14 +164,32 @@ func Start(cfg Config) (*Server, error) {
 // Stop shuts the server down as a signal would, and waits for it. What was
 // acknowledged is in the store. Stopping a stopped server does nothing.
 func (s *Server) Stop() {
+	s.turn <- struct{}{}
+	defer func() { <-s.turn }()
+	s.stop()
+}
+
+// stop needs the turn.
+func (s *Server) stop() {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.run == nil {
+	run, conns := s.run, slices.Collect(maps.Keys(s.conns))
+	s.run = nil
+	s.mu.Unlock()
+	if run == nil {
 		return
 	}
-	s.run.Shutdown()
-	s.run.WaitForShutdown()
-	s.run = nil
+	if s.config().Virtual {
+		// Shutdown sleeps under a lock of the server's when a consumer has a pull
+		// request; a client's request that comes then and waits for that lock would
+		// stop virtual time for good. So the clients go first, and what they have
+		// asked for ends.
+		for _, c := range conns {
+			c.Close() //nolint:errcheck // it is thrown away
+		}
+		time.Sleep(settle)
+	}
+	run.Shutdown()
+	run.WaitForShutdown()
 	s.release()
 }
 
@@ -156,20 +197,20 @@ func (s *Server) Stop() {
 // port. change, when not nil, may edit the configuration first (its Store and
 // Listen are fixed).
 func (s *Server) Restart(change func(*Config)) error {
-	s.Stop()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.run != nil {
-		return errors.New("restarting embedded server: somebody else started it meanwhile")
-	}
+	s.turn <- struct{}{}
+	defer func() { <-s.turn }()
+	s.stop()
 	if change != nil {
-		cfg := s.cfg
+		before := s.config()
+		cfg := before
 		change(&cfg)
-		cfg.Store, cfg.Listen, cfg.Virtual = s.cfg.Store, s.cfg.Listen, s.cfg.Virtual
+		cfg.Store, cfg.Listen, cfg.Virtual = before.Store, before.Listen, before.Virtual
 		if err := cfg.validate(); err != nil {
 			return fmt.Errorf("configuring embedded server: %w", err)
 		}
+		s.mu.Lock()
 		s.cfg = cfg
+		s.mu.Unlock()
 	}
 	return s.start()
 }
@@ -190,11 +231,17 @@ func (s *Server) URL() string {
 }
 
 // Store is the folder of the JetStream data.
-func (s *Server) Store() string { return s.cfg.Store }
+func (s *Server) Store() string { return s.config().Store }
+
+func (s *Server) config() Config {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.cfg
+}
 
 // InProcess opens a connection that does not use the network. It returns
-// [ErrStopped] while the server is stopped, so that a client's reconnect loop
-// sees what it would see on a network.
+// [ErrStopped] while the server is stopped, stops or starts, so that a client's
+// reconnect loop sees what it would see on a network.
 func (s *Server) InProcess() (net.Conn, error) {
 	s.mu.Lock()
 	run := s.run
@@ -202,17 +249,31 @@ func (s *Server) InProcess() (net.Conn, error) {
 	if run == nil {
 		return nil, ErrStopped
 	}
-	conn, err := run.InProcessConn()
+	opened, err := run.InProcessConn()
 	if err != nil {
 		return nil, fmt.Errorf("connecting to embedded server: %w", err)
 	}
-	return conn, nil
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.cfg.Virtual {
+		return opened, nil
+	}
+	if s.run != run {
+		opened.Close() //nolint:errcheck // it is thrown away
+		return nil, ErrStopped
+	}
+	c := &conn{opened, s}
+	s.conns[c] = true
+	return c, nil
 }
 
-// start needs the lock.
+// start needs the turn, or to be alone.
 func (s *Server) start() (err error) {
 	release := func() {}
-	if !s.cfg.Virtual {
+	s.mu.Lock()
+	cfg, port := s.cfg, s.port
+	s.mu.Unlock()
+	if !cfg.Virtual {
 		if release, err = clock.Shared(clockPatience); err != nil {
 			return fmt.Errorf("starting embedded server: %w", err)
 		}
@@ -222,13 +283,13 @@ func (s *Server) start() (err error) {
 			release()
 		}
 	}()
-	run, err := server.NewServer(s.cfg.options(s.host, s.port))
+	run, err := server.NewServer(cfg.options(s.host, port))
 	if err != nil {
 		return fmt.Errorf("creating embedded server: %w", err)
 	}
 	// A fatal condition, e.g. a port that is taken, reaches us through the
 	// logger only: the server has no other way to say so.
-	failed := newLogger(s.cfg.Logger)
+	failed := newLogger(cfg.Logger)
 	run.SetLoggerV2(failed, false, false, false)
 	// Start returns early after a fatal condition and otherwise when the accept
 	// loop runs, so it is safe to look at the outcome afterwards.
@@ -243,6 +304,8 @@ func (s *Server) start() (err error) {
 		run.WaitForShutdown()
 		return fmt.Errorf("starting embedded server: not ready after %v", readyTimeout)
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if addr, ok := run.Addr().(*net.TCPAddr); ok {
 		s.port = addr.Port
 	}
