@@ -24,7 +24,7 @@ import (
 
 var (
 	messages = flag.Int("messages", 1_000_000, "messages of the work W1")
-	only     = flag.String("only", "", "part of the names of the variants of W1 to run")
+	only     = flag.String("only", "", "regular expression of the names of the variants of W1 to run")
 	rounds   = flag.Int("rounds", 2, "rounds of each variant of W1")
 )
 

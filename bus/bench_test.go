@@ -99,9 +99,6 @@ func BenchmarkCursor(b *testing.B) {
 			b.Fatal(err)
 		}
 		err = cu.Run(b.Context(), func(m *Msg) error {
-			if m.Seq%1000 == 0 {
-				cu.Ack(m.Seq)
-			}
 			if m.Seq == n {
 				return errEnough
 			}

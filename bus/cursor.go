@@ -42,7 +42,7 @@ type CursorConfig struct {
 	Logger *slog.Logger
 }
 
-// Cursor reads a stream in order, by a disposable pull consumer: in memory, one replica, acknowledged all at once, and
+// Cursor reads a stream in order, by a disposable pull consumer: in memory, one replica, without acknowledgements, and
 // made anew, behind the last message handled, when it is lost or there is any doubt about it. The server's idea of a
 // position is never used.
 type Cursor struct {
@@ -59,7 +59,7 @@ func (c *Conn) OpenCursor(ctx context.Context, cfg CursorConfig) (*Cursor, error
 	}
 	p := newPuller(c, pullConfig{
 		stream: cfg.Stream, subjects: cfg.Subjects, from: cfg.From, name: cfg.Name, maxMessages: cfg.MaxMessages,
-		maxBytes: cfg.MaxBytes, ackAll: true, log: cfg.Logger, created: cfg.Created,
+		maxBytes: cfg.MaxBytes, log: cfg.Logger, created: cfg.Created,
 	})
 	if err := p.open(ctx); err != nil {
 		p.finish(ctx)
@@ -82,10 +82,6 @@ func (cu *Cursor) Run(ctx context.Context, handle func(*Msg) error) error {
 
 // Last is the sequence of the last message handled, or the one before From.
 func (cu *Cursor) Last() uint64 { return cu.p.last.Load() }
-
-// Ack acknowledges all messages up to seq. It never waits; the cursor knows only some of the places that can be
-// acknowledged, so the consumer's floor may stay a little behind. Nothing of natsflow depends on it.
-func (cu *Cursor) Ack(seq uint64) { cu.p.ack(seq) }
 
 // CaughtUp returns a sequence such that all matching messages up to it have been handled: the stream's last one, if
 // there is nothing left to read, or else the last one handled.

@@ -436,65 +436,6 @@ func TestCursor_CaughtUp(t *testing.T) {
 	ended(t, done)
 }
 
-func TestCursor_Ack(t *testing.T) {
-	c := connect(t, testenv.StartServer(t))
-	stream(t, c)
-	feed(t, c, 0, 1000)
-	ctx := limited(t)
-	cu := open(t, c, CursorConfig{})
-	ctx, cancel := context.WithCancel(ctx)
-	done := make(chan error, 1)
-	all := make(chan struct{})
-	go func() {
-		done <- cu.Run(ctx, func(m *Msg) error {
-			if m.Seq == 1000 {
-				close(all)
-			}
-			return nil
-		})
-	}()
-	<-all
-	for cu.Last() < 1000 {
-		if err := sleep(ctx, time.Millisecond); err != nil {
-			t.Fatal(err)
-		}
-	}
-	floor := func() uint64 {
-		t.Helper()
-		if err := c.nc.Flush(); err != nil {
-			t.Fatal(err)
-		}
-		consumer := must(c.js.Consumer(ctx, "S", cu.p.consumer))
-		return must(consumer.Info(ctx)).AckFloor.Stream
-	}
-	cu.Ack(500)
-	cu.Ack(500)
-	cu.Ack(3)
-	for f := floor(); f <= 500-ackMarkEvery; f = floor() {
-		if ctx.Err() != nil {
-			t.Fatalf("floor %d", f)
-		}
-	}
-	cu.Ack(5000)
-	for f := floor(); f < 1000; f = floor() {
-		if ctx.Err() != nil {
-			t.Fatalf("floor %d", f)
-		}
-	}
-	cancel()
-	ended(t, done)
-}
-
-func TestPuller_MarksAreBounded(t *testing.T) {
-	var p puller
-	for i := uint64(1); i <= 10*ackMarks; i++ {
-		p.mark(i, "")
-	}
-	if len(p.marks) > ackMarks || p.marks[len(p.marks)-1].seq != 10*ackMarks {
-		t.Errorf("%d marks", len(p.marks))
-	}
-}
-
 // TestCursor_LargeMessages: the byte bound is kept, and messages near the largest size pass.
 func TestCursor_LargeMessages(t *testing.T) {
 	c := connect(t, testenv.StartServer(t))

@@ -27,8 +27,6 @@ const (
 	pullMaxBackoff = 5 * time.Second
 	// pullLongSession is a session that was none of a series of failures.
 	pullLongSession = time.Minute
-	ackMarkEvery    = 128
-	ackMarks        = 4096
 )
 
 // errDone ends a read that has come to its end.
@@ -49,7 +47,6 @@ type pullConfig struct {
 	name        string
 	maxMessages int
 	maxBytes    int
-	ackAll      bool
 	headersOnly bool
 	log         *slog.Logger
 	created     time.Time // of the stream; another one is refused unless it is zero
@@ -73,27 +70,17 @@ type puller struct {
 	pending  uint64    // matching messages when it was made
 	without  time.Time // since when there is none though there should be, zero when there is
 	why      error     // the last failure meanwhile
-	marks    []ackMark // of handled messages of this session, ascending
-	lost     uint64    // acks that could not be sent
 
 	ch   chan *nats.Msg
 	sub  *nats.Subscription
 	down <-chan struct{}
 	req  []byte
 
-	newest ackMark // of the last message handled, zero when it has been marked
-
 	unsettled bool          // somebody waits for the end, and it has not been reached
 	quiet     time.Duration // since something was heard, while unsettled
 
 	wantMsgs, wantBytes int // requested and not yet delivered
 	grown               int // times that maxBytes had to be doubled since the last message
-}
-
-// ackMark is a place in the stream that can be acknowledged.
-type ackMark struct {
-	seq   uint64
-	reply string
 }
 
 func newPuller(c *Conn, cfg pullConfig) *puller {
@@ -127,9 +114,6 @@ func (p *puller) open(ctx context.Context) error {
 		AckPolicy: jetstream.AckNonePolicy, MemoryStorage: true, Replicas: 1, InactiveThreshold: 5 * time.Minute,
 		HeadersOnly: p.cfg.headersOnly,
 	}
-	if p.cfg.ackAll {
-		cc.AckPolicy, cc.AckWait, cc.MaxAckPending = jetstream.AckAllPolicy, 24*time.Hour, -1
-	}
 	switch len(p.cfg.subjects) {
 	case 0:
 	case 1:
@@ -150,11 +134,10 @@ func (p *puller) open(ctx context.Context) error {
 		return err
 	}
 	p.mu.Lock()
-	p.consumer, p.pending, p.marks = info.Name, info.NumPending, p.marks[:0]
+	p.consumer, p.pending = info.Name, info.NumPending
 	p.mu.Unlock()
 	p.ch, p.sub, p.down = ch, sub, down
 	p.wantMsgs, p.wantBytes, p.unsettled, p.quiet = 0, 0, false, 0
-	p.newest = ackMark{}
 	p.handled.Store(0)
 	p.session.Add(1)
 	if err := p.sameStream(ctx); err != nil {
@@ -194,7 +177,7 @@ func (p *puller) sameStream(ctx context.Context) error {
 func (p *puller) shut(ctx context.Context) error {
 	p.mu.Lock()
 	name := p.consumer
-	p.consumer, p.marks = "", p.marks[:0]
+	p.consumer = ""
 	p.mu.Unlock()
 	if name == "" {
 		return nil
@@ -297,8 +280,6 @@ func (p *puller) receive(ctx context.Context, handle func(*Msg) error, empty fun
 		case m = <-p.ch:
 			p.quiet = 0
 		default:
-			// Here and not behind the message: heartbeats may stand behind that.
-			p.markNewest()
 			var err error
 			if m, err = p.await(ctx, silence); err != nil {
 				return err
@@ -395,7 +376,7 @@ func (p *puller) take(m *nats.Msg, handle func(*Msg) error, empty func() error) 
 		return fmt.Errorf("%w: delivery %d came after %d", errLost, pos.consumer, p.handled.Load())
 	}
 	if pos.stream <= p.last.Load() {
-		p.handled.Store(pos.consumer) // a redelivery
+		p.handled.Store(pos.consumer) // it has been handled before
 		return nil
 	}
 	p.msg = Msg{Subject: m.Subject, Data: m.Data, Header: m.Header, Seq: pos.stream, Time: pos.time, Pending: pos.pending}
@@ -404,12 +385,6 @@ func (p *puller) take(m *nats.Msg, handle func(*Msg) error, empty func() error) 
 	}
 	p.last.Store(pos.stream)
 	p.handled.Store(pos.consumer)
-	if p.cfg.ackAll {
-		p.newest = ackMark{pos.stream, m.Reply}
-		if pos.consumer%ackMarkEvery == 0 {
-			p.markNewest()
-		}
-	}
 	if pos.pending == 0 {
 		return p.atEnd(empty)
 	}

@@ -139,11 +139,7 @@ func (c *Control) followStream(ctx context.Context, ref ControlRef) error {
 	var wg sync.WaitGroup
 	wg.Go(func() { cancel(c.guardStream(ctx, ref, cursor)) })
 	err = cursor.Run(ctx, func(m *bus.Msg) error {
-		if err := c.handle(ctx, ref, m); err != nil {
-			return err
-		}
-		cursor.Ack(m.Seq)
-		return nil
+		return c.handle(ctx, ref, m)
 	})
 	stopped := context.Cause(ctx)
 	cancel(err)

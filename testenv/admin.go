@@ -98,22 +98,6 @@ func (a *Admin) CreateConsumer(stream, name string, from uint64) {
 	})
 }
 
-// SetAckWait changes the time after which a consumer delivers again what is not
-// acknowledged.
-func (a *Admin) SetAckWait(stream, name string, wait time.Duration) {
-	a.s.tb.Helper()
-	a.do("changing consumer "+name, func(ctx context.Context) error {
-		c, err := a.js.Consumer(ctx, stream, name)
-		if err != nil {
-			return err
-		}
-		cfg := c.CachedInfo().Config
-		cfg.AckWait = wait
-		_, err = a.js.UpdateConsumer(ctx, stream, cfg)
-		return err
-	})
-}
-
 // Purge removes the messages of a stream before a sequence.
 func (a *Admin) Purge(stream string, before uint64) {
 	a.s.tb.Helper()

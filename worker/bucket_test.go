@@ -195,7 +195,7 @@ func TestRun_bucketDropsWhileRunning(t *testing.T) {
 // A crash at any point of the protocol, with a bucket that goes on to change: no value that
 // is seen counts twice, and the last one of each key is seen.
 func TestRun_bucketCrash(t *testing.T) {
-	for _, point := range []string{"read", "committed", "published", "acked"} {
+	for _, point := range []string{"read", "committed", "published", "noted"} {
 		t.Run(point, func(t *testing.T) {
 			bubble(t, func(t *testing.T, l *lab) {
 				b := cust(l)

@@ -120,7 +120,7 @@ func (s *session) commitJob(ctx context.Context, t *task, j job) error {
 func results(s flow.Sealed) int { return s.Outputs - s.DeadLetters - s.Frames }
 
 // persist repeats a write to the log while the bucket has no room. Nothing is
-// acked meanwhile, and the lanes stop at their bounds. While the server is away
+// noted as published meanwhile, and the lanes stop at their bounds. While the server is away
 // the log itself waits; when it gives up, it is of no use any more, since what it
 // wrote last may be there or not.
 func (s *session) persist(ctx context.Context, what string, write func() error) error {

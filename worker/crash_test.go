@@ -22,7 +22,7 @@ var (
 
 // points are the places at which a worker is stopped dead.
 var points = []string{
-	"read", "processed", "chunk-written", "entry-appended-unacked", "committed", "half-published", "published", "acked",
+	"read", "processed", "chunk-written", "entry-appended-unacked", "committed", "half-published", "published", "noted",
 	"base-written", "purged", "cut-chosen", "cut-fixed", "released", "drained-unrecorded",
 }
 

@@ -45,7 +45,7 @@
 // release the tasks that shall go elsewhere; and it stops the readers where a
 // drain says.
 //
-// A session ends by leaving (everything read is committed, published, acked and
+// A session ends by leaving (everything read is committed, published and
 // released), by a drain (the same at a cut), when it has no tasks left, or by an
 // error, after which nothing in memory is trusted: the next session starts from
 // the logs. What a former owner left unpublished, the next one publishes first,

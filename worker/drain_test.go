@@ -528,7 +528,7 @@ func TestDrain_stopWhen(t *testing.T) {
 // The request for a drain is part of a commit: a crash between the commit and its
 // publishing does not lose it, and one after it does not repeat it.
 func TestDrain_stopWhenThroughCrashes(t *testing.T) {
-	for _, point := range []string{"entry-appended-unacked", "committed", "half-published", "published", "acked", "cut-chosen"} {
+	for _, point := range []string{"entry-appended-unacked", "committed", "half-published", "published", "noted", "cut-chosen"} {
 		t.Run(point, func(t *testing.T) {
 			bubble(t, func(t *testing.T, l *lab) {
 				f := countFlow{stopAt: 100, options: flow.Options{Partitions: 1}}.build(t)

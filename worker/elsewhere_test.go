@@ -10,7 +10,6 @@ import (
 	"encoding/json"
 	"errors"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -105,18 +104,17 @@ func (l *lab) judgeRecords() {
 }
 
 // cursorInfo is what the server says of the consumer that a worker reads the source
-// with: the acked position, deliveries so far, messages that wait for an ack.
+// with.
 type cursorInfo struct {
-	name                 string
-	floor, delivered     uint64
-	unacked, redelivered int
+	name      string
+	delivered uint64 // messages so far, also those delivered again
 }
 
 func cursorOf(l *lab, admin *testenv.Admin, worker string) cursorInfo {
 	l.tb.Helper()
 	for _, c := range admin.Consumers("IN") {
 		if strings.HasPrefix(c.Name, "natsflow-count-"+worker+"-") {
-			return cursorInfo{c.Name, c.AckFloor.Stream, c.Delivered.Consumer, c.NumAckPending, c.NumRedelivered}
+			return cursorInfo{c.Name, c.Delivered.Consumer}
 		}
 	}
 	l.tb.Fatalf("worker %s has no cursor", worker)
@@ -164,65 +162,53 @@ func after(d time.Duration) func() bool {
 
 // A step takes almost as long as the usual ack wait, so that the messages that were
 // fetched ahead wait for longer, and nothing is committed for many ack waits.
-// Elsewhere two workers process such messages both, again and again, and the floor of
-// their consumer never moves. Here each record changes the state once, whatever the
-// server delivers again, and the floors reach the position that is committed.
+// Elsewhere two workers process such messages both, again and again, and the position
+// of their consumer never moves. Here each record is delivered to each worker once and
+// changes the state once, and the positions reach the end.
 func TestElsewhere_slowStep(t *testing.T) {
-	for name, ackWait := range map[string]time.Duration{"nothing is delivered again": 0, "most is delivered again": 30 * time.Second} {
-		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T, l *lab) {
-				admin := l.srv.Admin()
-				var n notes
-				var calls atomic.Int64
-				crew := map[string]*process{}
-				for _, name := range []string{"a", "b"} {
-					f := countFlow{step: n.step(name, slowStep(&calls, 28*time.Second)), options: flow.Options{Partitions: 4, CommitInterval: 20 * time.Minute}}
-					crew[name] = l.start(f.build(t), Config{Name: name, Lanes: 1, LeaseTTL: 30 * time.Second}, nil)
-				}
-				l.await("the share of both", func() bool { return crew["a"].at().Tasks == 2 && crew["b"].at().Tasks == 2 })
-				for name := range crew {
-					if c := cursorOf(l, admin, name); ackWait > 0 {
-						admin.SetAckWait("IN", c.name, ackWait)
-					}
-				}
-				for range 20 {
-					// One by one, so that most of them wait behind the lanes.
-					l.more(1)
-					l.pass(time.Millisecond)
-				}
-				l.pass(2 * time.Minute)
-				if got := l.count("OUT"); got > 0 || calls.Load() < 5 {
-					t.Errorf("%d results of %d records are out: the test shows nothing", got, calls.Load())
-				}
-				l.pass(10 * time.Minute)
-				l.awaitResults(crew["a"], 20)
-				n.judgeOnce(l)
-				for name, p := range crew {
-					again := cursorOf(l, admin, name).delivered > l.seq
-					if want := ackWait > 0; again != want {
-						t.Errorf("worker %s: messages delivered again: %v", name, again)
-					}
-					l.await("the floor of "+name, func() bool { return cursorOf(l, admin, name).floor == l.seq })
-					if got := p.at().Sources["IN"].Committed; got != l.seq {
-						t.Errorf("worker %s has committed up to %d", name, got)
-					}
-					if got := len(n.of(name)); got == 0 {
-						t.Errorf("worker %s had no record", name)
-					}
-					if err := p.leave(); err != nil {
-						t.Error(err)
-					}
-				}
-			})
-		})
-	}
+	bubble(t, func(t *testing.T, l *lab) {
+		admin := l.srv.Admin()
+		var n notes
+		var calls atomic.Int64
+		crew := map[string]*process{}
+		for _, name := range []string{"a", "b"} {
+			f := countFlow{step: n.step(name, slowStep(&calls, 28*time.Second)), options: flow.Options{Partitions: 4, CommitInterval: 20 * time.Minute}}
+			crew[name] = l.start(f.build(t), Config{Name: name, Lanes: 1, LeaseTTL: 30 * time.Second}, nil)
+		}
+		l.await("the share of both", func() bool { return crew["a"].at().Tasks == 2 && crew["b"].at().Tasks == 2 })
+		for range 20 {
+			// One by one, so that most of them wait behind the lanes.
+			l.more(1)
+			l.pass(time.Millisecond)
+		}
+		l.pass(2 * time.Minute)
+		if got := l.count("OUT"); got > 0 || calls.Load() < 5 {
+			t.Errorf("%d results of %d records are out: the test shows nothing", got, calls.Load())
+		}
+		l.pass(10 * time.Minute)
+		l.awaitResults(crew["a"], 20)
+		n.judgeOnce(l)
+		for name, p := range crew {
+			if got := cursorOf(l, admin, name).delivered; got != l.seq {
+				t.Errorf("worker %s: %d messages were delivered, there are %d", name, got, l.seq)
+			}
+			l.await("the position of "+name, func() bool { return p.at().Sources["IN"].Committed == l.seq })
+			if got := len(n.of(name)); got == 0 {
+				t.Errorf("worker %s had no record", name)
+			}
+			if err := p.leave(); err != nil {
+				t.Error(err)
+			}
+		}
+	})
 }
 
 // A worker is cut off until another has taken over; then what it had sent last
-// arrives. Elsewhere such a late commit, result or ack counts for the new owner, whose
-// messages are lost by it. Here it has no effect, and the late worker joins again.
+// arrives. Elsewhere such a late commit or result, or a late ack, counts for the new
+// owner, whose messages are lost by it. Here there are no acks, the others have no
+// effect, and the late worker joins again.
 func TestElsewhere_lateOwner(t *testing.T) {
-	for point, late := range map[string]string{"processed": "commit", "committed": "results", "published": "ack"} {
+	for point, late := range map[string]string{"processed": "commit", "committed": "results"} {
 		t.Run(late, func(t *testing.T) {
 			bubble(t, func(t *testing.T, l *lab) {
 				admin := l.srv.Admin()
@@ -232,7 +218,7 @@ func TestElsewhere_lateOwner(t *testing.T) {
 				var sent atomic.Int64
 				link.Sift(testenv.ToServer, func(subject string) bool {
 					if !armed.Load() && strings.HasPrefix(subject, map[string]string{
-						"commit": "$KV.natsflow_count.log.", "results": "out.", "ack": "$JS.ACK.IN.",
+						"commit": "$KV.natsflow_count.log.", "results": "out.",
 					}[late]) {
 						sent.Add(1)
 					}
@@ -253,7 +239,7 @@ func TestElsewhere_lateOwner(t *testing.T) {
 				b := l.start(f, cfg, g.probe)
 				l.awaitPhase(b, "standing by")
 				armed.Store(true)
-				l.more(1) // one, so that its commit is one and can be acked
+				l.more(1)
 				l.awaitPhase(b, "running")
 				l.more(399)
 				<-g.reached
@@ -262,9 +248,6 @@ func TestElsewhere_lateOwner(t *testing.T) {
 					t.Errorf("no late %s is on its way: the test shows nothing", late)
 				}
 				entries, results, cursor := l.entries(), l.count("OUT"), cursorOf(l, admin, "b")
-				if cursor.unacked == 0 {
-					t.Errorf("b has nothing unacked: the test shows nothing")
-				}
 				a.link.Release(testenv.ToServer)
 				l.awaitPhase(a, "standing by")
 				l.pass(time.Second)
@@ -290,10 +273,10 @@ func TestElsewhere_lateOwner(t *testing.T) {
 	}
 }
 
-// A worker leaves when 500 messages were delivered to it that it has not acked, most
-// of which it has not even looked at. Elsewhere the server keeps them for it until an
+// A worker leaves when 500 messages were delivered to it, most of which it has not
+// even looked at. Elsewhere the server keeps them for it until an
 // ack wait of minutes is over. Here the others read on at once.
-func TestElsewhere_leaveWithUnacked(t *testing.T) {
+func TestElsewhere_leaveWithMuchDelivered(t *testing.T) {
 	bubble(t, func(t *testing.T, l *lab) {
 		admin := l.srv.Admin()
 		var n notes
@@ -310,7 +293,7 @@ func TestElsewhere_leaveWithUnacked(t *testing.T) {
 		l.awaitPhase(b, "standing by")
 		l.more(500)
 		<-g.reached
-		l.await("500 unacked messages", func() bool { return cursorOf(l, admin, "a").unacked == 500 })
+		l.await("500 delivered messages", func() bool { return cursorOf(l, admin, "a").delivered == 500 })
 		left := time.Now()
 		a.cancel()
 		l.awaitPhase(a, "leaving")
@@ -330,7 +313,7 @@ func TestElsewhere_leaveWithUnacked(t *testing.T) {
 			t.Fatal(err)
 		}
 		n.judgeOnce(l)
-	}, testenv.DenyPublish("$JS.ACK.>"))
+	})
 }
 
 // loser loses what a worker publishes on subjects with a prefix: n messages, or as
@@ -478,43 +461,6 @@ func TestElsewhere_runWithoutCursor(t *testing.T) {
 	}
 }
 
-// The acks are lost for a while. Elsewhere that stops the source when so many
-// messages are unacked as the consumer allows, or floods the server with tries. Here
-// processing goes on all the same, nothing is delivered again, and later acks cover
-// those that were lost.
-func TestElsewhere_acksLostForAWhile(t *testing.T) {
-	bubble(t, func(t *testing.T, l *lab) {
-		admin := l.srv.Admin()
-		var n notes
-		link, lose := testenv.NewLink(t), &loser{prefix: "$JS.ACK.IN."}
-		link.Sift(testenv.ToServer, lose.keep)
-		p := l.startOver(link, countFlow{step: n.step("w1", nil)}.build(t), Config{}, nil)
-		l.awaitPhase(p, "running")
-		lose.left.Store(1 << 40)
-		for range 20 {
-			l.more(100)
-			l.pass(time.Second)
-			if got := l.count("OUT"); got != len(l.keys) {
-				t.Fatalf("%d results of %d records after a second", got, len(l.keys))
-			}
-		}
-		c := cursorOf(l, admin, "w1")
-		if c.floor != 0 || c.unacked != len(l.keys) || c.redelivered != 0 {
-			t.Errorf("without acks: %+v", c)
-		}
-		if got := lose.lost.Load(); got == 0 || got > int64(len(l.keys)) {
-			t.Errorf("%d acks were lost for %d records", got, len(l.keys))
-		}
-		lose.left.Store(0)
-		l.more(100)
-		l.await("the floor", func() bool { return cursorOf(l, admin, "w1").floor == l.seq })
-		if err := p.leave(); err != nil {
-			t.Fatal(err)
-		}
-		n.judgeOnce(l)
-	})
-}
-
 // The answers of the server are lost for a while, under load: those to commits, to
 // results, to whatever a worker asks. It cannot know what has been stored then, and
 // elsewhere sends it twice, or gives up. Here it finds out, and goes on.
@@ -570,8 +516,8 @@ func TestElsewhere_answersLostForAWhile(t *testing.T) {
 
 // A worker is asked to stop while something that it waits for never comes: its sink is
 // gone, its server is away, or does not answer. Elsewhere such a shutdown hangs for
-// ever, or pretends to be a clean one. Here it ends in time, with an error, without an
-// ack of what is not published, and the next start goes on exactly.
+// ever, or pretends to be a clean one. Here it ends in time, with an error, its position
+// is not beyond what is published, and the next start goes on exactly.
 func TestElsewhere_stopThatCannotEnd(t *testing.T) {
 	const patience = 4 * time.Second
 	for name, tc := range map[string]struct{ away, back func(l *lab, p *process) }{
@@ -591,22 +537,13 @@ func TestElsewhere_stopThatCannotEnd(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, l *lab) {
-				var acked atomic.Uint64
 				link := testenv.NewLink(t)
-				link.Sift(testenv.ToServer, func(subject string) bool {
-					var seq uint64
-					if tokens := strings.Split(subject, "."); strings.HasPrefix(subject, "$JS.ACK.IN.") {
-						seq, _ = strconv.ParseUint(tokens[5], 10, 64) // the sequence in the stream
-					}
-					acked.Store(max(acked.Load(), seq))
-					return true
-				})
 				var calls atomic.Int64
 				f := countFlow{step: slowStep(&calls, 5*time.Millisecond)}.build(t)
 				p := l.startOver(link, f, Config{StopTimeout: patience, LeaseTTL: time.Minute}, nil)
 				l.more(200)
 				l.awaitResults(p, 200)
-				l.await("the acks", func() bool { return acked.Load() == 200 })
+				l.await("the position", func() bool { return p.at().Sources["IN"].Committed == 200 })
 				before := l.read("OUT")
 				l.more(100)
 				l.await("some records", func() bool { return calls.Load() > 200 })
@@ -625,8 +562,8 @@ func TestElsewhere_stopThatCannotEnd(t *testing.T) {
 					l.await("the connection", l.conn.Connected)
 					published = l.read("OUT")
 				}
-				if got := acked.Load(); got > uint64(len(published)) {
-					t.Errorf("acked up to %d, %d results are published", got, len(published))
+				if got := p.at().Sources["IN"].Committed; got > uint64(len(published)) {
+					t.Errorf("committed up to %d, %d results are published", got, len(published))
 				}
 				l.drain(f, Config{})
 				if name == "sink gone" {

@@ -609,7 +609,7 @@ func TestRun_crashStages(t *testing.T) {
 	if n < 60 || t.Failed() {
 		return
 	}
-	for _, p := range []string{"read", "processed", "entry-appended-unacked", "committed", "half-published", "published", "acked", "trim", "trimmed"} {
+	for _, p := range []string{"read", "processed", "entry-appended-unacked", "committed", "half-published", "published", "noted", "trim", "trimmed"} {
 		if hit[p] == 0 {
 			t.Errorf("no history stopped a worker at %q", p)
 		}

@@ -336,7 +336,7 @@ func TestMark_emptyDrain(t *testing.T) {
 // A crash around the closing of windows in the second stage, of the worker that has all
 // tasks or of one of two, neither loses nor repeats one.
 func TestMark_crash(t *testing.T) {
-	for _, point := range []string{"read", "processed", "entry-appended-unacked", "committed", "half-published", "published", "acked", "trim", "trimmed"} {
+	for _, point := range []string{"read", "processed", "entry-appended-unacked", "committed", "half-published", "published", "noted", "trim", "trimmed"} {
 		for _, left := range []int{1, 4} {
 			if left > 1 && strings.HasPrefix(point, "trim") {
 				continue // there are not so many of them

@@ -225,13 +225,6 @@ func (r *reader) trouble() string {
 	return fmt.Sprintf("not consuming source %s, without a cursor for %v: %v", r.stream, time.Since(since).Round(time.Second), err)
 }
 
-// ack acks what stands at or before a sequence.
-func (r *reader) ack(seq uint64) {
-	if cursor := r.cursor.Load(); cursor != nil {
-		cursor.Ack(seq)
-	}
-}
-
 // close removes the cursor when the server can be reached.
 func (r *reader) close(ctx context.Context) {
 	cursor := r.cursor.Load()

@@ -56,7 +56,7 @@ type worker struct {
 }
 
 // Run runs the flow until it is drained, or until ctx ends, which makes the worker
-// leave: it commits, publishes, acks and releases what it has read. It returns
+// leave: it commits, publishes and releases what it has read. It returns
 // nil after either. Workers of one flow share its tasks; one that has none stands
 // by.
 //

@@ -530,16 +530,15 @@ func (s *session) close(cause error) {
 	}
 }
 
-// progress acks what every lane has committed and published.
+// progress notes what every lane has committed and published.
 func (s *session) progress(l *lane) {
 	for i, r := range s.readers {
 		s.low[l.index][i].Store(l.lowest(i))
 		if low, ok := s.committed(i); ok {
-			r.ack(low)
 			s.metrics.position.WithLabelValues(r.name).Set(float64(low))
 		}
 	}
-	if err := s.cfg.reached(s.ctx, "acked", ""); err != nil {
+	if err := s.cfg.reached(s.ctx, "noted", ""); err != nil {
 		s.cancel(err)
 	}
 }

@@ -14,7 +14,7 @@ import (
 // starts again: no result is there twice, none is missing.
 func TestSink_outboxHeldAfterDuplicateWindow(t *testing.T) {
 	for _, kind := range sinkKinds {
-		for _, point := range []string{"committed", "half-published", "published", "acked"} {
+		for _, point := range []string{"committed", "half-published", "published", "noted"} {
 			t.Run(kind.name+"/"+point, func(t *testing.T) {
 				bubble(t, func(t *testing.T, l *lab) {
 					kind.make(l)

@@ -41,12 +41,11 @@ func fill(l *lab, b *bus.Bucket) (empty func()) {
 }
 
 // The bucket of the snapshots is full while the flow runs: commits fail, nothing is
-// published or acked beyond the last one, the status says so, a drain waits and says
+// published beyond the last one, the status says so, a drain waits and says
 // so, and a worker that stops then ends with an error. When there is room again it
 // goes on by itself, exactly.
 func TestBucketFull(t *testing.T) {
 	bubble(t, func(t *testing.T, l *lab) {
-		admin := l.srv.Admin()
 		bucket, err := l.conn.EnsureBucket(l.ctx, bus.BucketConfig{Name: "natsflow_count", MaxBytes: 512 << 10})
 		if err != nil {
 			t.Fatal(err)
@@ -69,9 +68,6 @@ func TestBucketFull(t *testing.T) {
 		}
 		if at := p.at(); at.Sources["IN"].Committed > 300 || at.Sources["IN"].Read == uint64(len(l.keys)) {
 			t.Errorf("read up to %d, committed up to %d", at.Sources["IN"].Read, at.Sources["IN"].Committed)
-		}
-		if _, unacked, _ := cursors(l, admin); unacked == 0 {
-			t.Error("all is acked")
 		}
 		l.send("control.drain.count", "")
 		l.await("the drain waits and says why", func() bool { return p.at().Phase == "draining" && p.at().Trouble != "" })

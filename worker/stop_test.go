@@ -22,7 +22,7 @@ func slowStep(calls *atomic.Int64, d time.Duration) func(*flow.Meta, string) err
 }
 
 // A stop in the middle of slow steps ends only after everything that was read has
-// been processed, committed, published and acked.
+// been processed, committed and published.
 func TestRun_leaveWaitsForSlowSteps(t *testing.T) {
 	bubble(t, func(t *testing.T, l *lab) {
 		admin := l.srv.Admin()
@@ -43,7 +43,7 @@ func TestRun_leaveWaitsForSlowSteps(t *testing.T) {
 		if n := l.count("OUT"); int64(n) != calls.Load() || n != 40 {
 			t.Errorf("%d records were processed and %d results published, want all 40 that were read", calls.Load(), n)
 		}
-		if names, _, _ := cursors(l, admin); len(names) != 0 {
+		if names := cursors(l, admin); len(names) != 0 {
 			t.Errorf("the cursor %v is left behind", names)
 		}
 		l.more(10)
@@ -124,7 +124,7 @@ func TestRun_stopFlushesLongInterval(t *testing.T) {
 }
 
 // The sink's stream is gone when the worker is asked to stop: the stop is bounded,
-// ends with an error, and nothing that was not published is acked. The next start
+// ends with an error, and the position is not beyond what is published. The next start
 // makes the stream again and goes on exactly.
 func TestRun_stopWithSinkGone(t *testing.T) {
 	bubble(t, func(t *testing.T, l *lab) {
@@ -140,7 +140,7 @@ func TestRun_stopWithSinkGone(t *testing.T) {
 		l.await("trouble", func() bool { return p.at().Trouble != "" })
 		l.pass(3 * time.Second)
 		if got := p.at().Sources["IN"].Committed; got > 200 {
-			t.Errorf("acked up to %d, results are published up to 200", got)
+			t.Errorf("committed up to %d, results are published up to 200", got)
 		}
 		began := time.Now()
 		if err := p.leave(); !errors.Is(err, ErrStopTimeout) {
@@ -300,7 +300,7 @@ func TestRun_stopWhileStarting(t *testing.T) {
 // committed and never goes behind it.
 func TestRun_crashDuringStop(t *testing.T) {
 	for _, kind := range sinkKinds {
-		for _, point := range []string{"processed", "entry-appended-unacked", "committed", "half-published", "published", "acked", "released"} {
+		for _, point := range []string{"processed", "entry-appended-unacked", "committed", "half-published", "published", "noted", "released"} {
 			t.Run(kind.name+"/"+point, func(t *testing.T) {
 				bubble(t, func(t *testing.T, l *lab) {
 					kind.make(l)

@@ -224,7 +224,7 @@ func TestRun_tableBehind(t *testing.T) {
 
 // A bucket changes all the time, workers crash, come and go: each record has one result.
 func TestRun_tableOnce(t *testing.T) {
-	for _, point := range []string{"read", "processed", "committed", "published", "acked"} {
+	for _, point := range []string{"read", "processed", "committed", "published", "noted"} {
 		t.Run(point, func(t *testing.T) {
 			bubble(t, func(t *testing.T, l *lab) {
 				b := cust(l)

@@ -236,7 +236,7 @@ func TestTimer_setsItselfAgain(t *testing.T) {
 
 // A crash around the firing of timers neither loses nor repeats one.
 func TestTimer_crashWhileFiring(t *testing.T) {
-	for _, point := range []string{"processed", "entry-appended-unacked", "committed", "half-published", "published", "acked"} {
+	for _, point := range []string{"processed", "entry-appended-unacked", "committed", "half-published", "published", "noted"} {
 		t.Run(point, func(t *testing.T) {
 			bubble(t, func(t *testing.T, l *lab) {
 				c := &crasher{}

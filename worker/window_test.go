@@ -323,7 +323,7 @@ func TestWindow_takeover(t *testing.T) {
 
 // A crash around the closing of windows neither loses nor repeats one.
 func TestWindow_crashWhileClosing(t *testing.T) {
-	for _, point := range []string{"processed", "entry-appended-unacked", "committed", "half-published", "published", "acked"} {
+	for _, point := range []string{"processed", "entry-appended-unacked", "committed", "half-published", "published", "noted"} {
 		t.Run(point, func(t *testing.T) {
 			bubble(t, func(t *testing.T, l *lab) {
 				l.sleepUntil(10 * time.Second)

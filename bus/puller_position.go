@@ -1,46 +1,5 @@
 package bus
 
-// markNewest marks the last message handled.
-func (p *puller) markNewest() {
-	if p.newest.reply == "" {
-		return
-	}
-	p.mark(p.newest.seq, p.newest.reply)
-	p.newest = ackMark{}
-}
-
-// mark remembers a place that can be acknowledged. Their number is bounded by forgetting every second one.
-func (p *puller) mark(seq uint64, reply string) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if len(p.marks) >= ackMarks {
-		kept := p.marks[:0]
-		for i := 1; i < len(p.marks); i += 2 {
-			kept = append(kept, p.marks[i])
-		}
-		p.marks = kept
-	}
-	p.marks = append(p.marks, ackMark{seq, reply})
-}
-
-// ack acknowledges everything up to seq, as far as there is a mark.
-func (p *puller) ack(seq uint64) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	n := 0
-	for n < len(p.marks) && p.marks[n].seq <= seq {
-		n++
-	}
-	if n == 0 {
-		return
-	}
-	reply := p.marks[n-1].reply
-	p.marks = append(p.marks[:0], p.marks[n:]...)
-	if err := p.c.nc.Publish(reply, nil); err != nil {
-		p.lost++
-	}
-}
-
 // position is what the reply subject of a delivered message says.
 type position struct {
 	stream, consumer uint64
