@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"strconv"
 	"testing"
 	"time"
 
@@ -160,16 +161,14 @@ func BenchmarkWindow(b *testing.B) {
 			flow.To(results, bytesTo("OUT", "out."))
 			f := build(b, bld)
 			r, t := f.Router(0), f.Task(0)
-			names := make([]string, 2*open)
-			for i := range names {
-				names[i] = fmt.Sprintf("key-%08d", i)
-			}
-			seq := 0
+			seq, name := 0, []byte("key-")
 			play := func(n int) {
 				for range n {
 					seq++
-					// Ten records a key, then it rests until its window has closed.
-					if err := r.Route(names[seq/10*7919%len(names)], uint64(seq), int64(seq), nil); err != nil {
+					// Ten records a key, then it rests until its window has closed. A key is a
+					// string of its own, as the client makes one of each message.
+					name = strconv.AppendInt(name[:4], int64(100_000_000+seq/10*7919%(2*open)), 10)
+					if err := r.Route(string(name), uint64(seq), int64(seq), nil); err != nil {
 						b.Fatal(err)
 					}
 				}
