@@ -27,6 +27,7 @@ const (
 	hdrDescription     = "Description"
 	hdrPendingMsgs     = "Nats-Pending-Messages"
 	hdrPendingBytes    = "Nats-Pending-Bytes"
+	hdrLastConsumer    = "Nats-Last-Consumer" // of a heartbeat: the last delivery
 )
 
 // oneReply receives a single reply.

@@ -218,13 +218,34 @@ func (c *Conn) onUp(nc *nats.Conn) {
 // Close sends what has been published, with a bound of two seconds, closes and waits for its goroutines.
 func (c *Conn) Close() {
 	c.closeOnce.Do(func() {
-		if c.nc.IsConnected() {
-			_ = c.nc.FlushTimeout(closeTimeout) // what is lost here was never acknowledged
-		}
+		c.flush()
 		c.nc.Close()
 		c.end()
 	})
 	<-c.closed
+}
+
+// flush waits a moment for the server to have what was sent, as long as the connection lives: nats.go would go on
+// waiting for the answer on the next one. What is lost here was never acknowledged.
+func (c *Conn) flush() {
+	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+	defer cancel()
+	c.mu.Lock()
+	up, down := c.up, c.down
+	c.mu.Unlock()
+	select {
+	case <-up:
+	default:
+		return
+	}
+	go func() {
+		select {
+		case <-down:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	_ = c.nc.FlushWithContext(ctx)
 }
 
 // Abort drops the network connection at once: nothing more is sent, and it never reconnects. For those

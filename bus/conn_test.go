@@ -464,3 +464,28 @@ func copyCounting(dst, src net.Conn, n *atomic.Int64) {
 		}
 	}
 }
+
+// A close waits for the server to have what was sent, and no longer than the connection lasts.
+func TestConn_closeOfLostConnection(t *testing.T) {
+	testenv.Bubble(t, func(t *testing.T, s *testenv.Server) {
+		link := testenv.NewLink(t)
+		c := connect(t, s, func(cfg *Config) { cfg.InProcess = link.Dialer(s.InProcess) })
+		link.Hold(testenv.ToServer)
+		began, closed := time.Now(), make(chan struct{})
+		go func() {
+			defer close(closed)
+			c.Close()
+		}()
+		time.Sleep(time.Second)
+		select {
+		case <-closed:
+			t.Error("closed while the server has not got what was sent")
+		default:
+		}
+		link.Cut()
+		<-closed
+		if took := time.Since(began); took != time.Second {
+			t.Errorf("closing took %v, the connection lasted for 1s", took)
+		}
+	})
+}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -346,6 +347,10 @@ func TestCursor_BlockingHandler(t *testing.T) {
 		if through := must(cu.CaughtUp(ctx)); through != 100 {
 			t.Errorf("caught up through %d", through)
 		}
+		// The server has forgotten the consumer during the hour.
+		if sessions := cu.p.session.Load(); sessions != 2 {
+			t.Errorf("%d consumers were needed", sessions)
+		}
 		// Hours of silence are bridged by heartbeats and renewed requests.
 		sessions := cu.p.session.Load()
 		time.Sleep(3 * time.Hour)
@@ -357,6 +362,49 @@ func TestCursor_BlockingHandler(t *testing.T) {
 		cancel()
 		ended(t, done)
 		if d := cmp.Diff(upTo(1, 101), got); d != "" {
+			t.Error(d)
+		}
+	})
+}
+
+// TestCursor_LostTail: the last message is lost on its way and no other follows, so that no gap shows: a heartbeat says
+// that it was delivered.
+func TestCursor_LostTail(t *testing.T) {
+	testenv.Bubble(t, func(t *testing.T, s *testenv.Server) {
+		link := testenv.NewLink(t)
+		var lose, lost atomic.Bool
+		link.Sift(testenv.ToClient, func(subject string) bool {
+			if subject == "s.x" && lose.Load() {
+				lost.Store(true)
+				return false
+			}
+			return true
+		})
+		c := connect(t, s, func(cfg *Config) { cfg.InProcess = link.Dialer(s.InProcess) })
+		stream(t, c)
+		ctx, cancel := context.WithCancel(t.Context())
+		cu := must(c.OpenCursor(ctx, CursorConfig{Stream: "S"}))
+		var got []uint64
+		done := make(chan error, 1)
+		go func() {
+			done <- cu.Run(ctx, func(m *Msg) error { got = append(got, m.Seq); return nil })
+		}()
+		must(c.Publish(ctx, "s.x", nil, nil))
+		synctest.Wait()
+		lose.Store(true)
+		must(c.Publish(ctx, "s.x", nil, nil))
+		synctest.Wait()
+		lose.Store(false)
+		if !lost.Load() {
+			t.Error("nothing was lost")
+		}
+		time.Sleep(2 * pullHeartbeat)
+		if through := must(cu.CaughtUp(ctx)); through != 2 {
+			t.Errorf("caught up through %d", through)
+		}
+		cancel()
+		ended(t, done)
+		if d := cmp.Diff(upTo(1, 2), got); d != "" {
 			t.Error(d)
 		}
 	})
@@ -470,6 +518,8 @@ func TestPuller_Status(t *testing.T) {
 		lost   bool
 	}{
 		{nats.Header{hdrStatus: {"100"}}, false},
+		{nats.Header{hdrStatus: {"100"}, hdrLastConsumer: {"0"}}, false},
+		{nats.Header{hdrStatus: {"100"}, hdrLastConsumer: {"1"}}, true},
 		{nats.Header{hdrStatus: {"408"}, hdrPendingMsgs: {"10"}, hdrPendingBytes: {"100"}}, false},
 		{nats.Header{hdrStatus: {"409"}, hdrDescription: {"Batch Completed"}, hdrPendingMsgs: {"10"}, hdrPendingBytes: {"100"}}, false},
 		{nats.Header{hdrStatus: {"409"}, hdrDescription: {"Consumer Deleted"}}, true},

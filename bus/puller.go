@@ -376,8 +376,9 @@ func (p *puller) take(m *nats.Msg, handle func(*Msg) error, empty func() error) 
 		return fmt.Errorf("%w: delivery %d came after %d", errLost, pos.consumer, p.handled.Load())
 	}
 	if pos.stream <= p.last.Load() {
-		p.handled.Store(pos.consumer) // it has been handled before
-		return nil
+		// It was handled before. Nothing is delivered twice to a consumer without acks: the stream is another one, or the
+		// consumer was reset by somebody.
+		return fmt.Errorf("%w: it delivered sequence %d after %d", errLost, pos.stream, p.last.Load())
 	}
 	p.msg = Msg{Subject: m.Subject, Data: m.Data, Header: m.Header, Seq: pos.stream, Time: pos.time, Pending: pos.pending}
 	if err := handle(&p.msg); err != nil {
@@ -395,7 +396,12 @@ func (p *puller) take(m *nats.Msg, handle func(*Msg) error, empty func() error) 
 func (p *puller) status(m *nats.Msg) error {
 	switch status := m.Header.Get(hdrStatus); status {
 	case "100":
-		return nil // heartbeat
+		// A heartbeat stands in line behind what was delivered: so the loss of a message is noticed that no other follows.
+		at, err := strconv.ParseUint(m.Header.Get(hdrLastConsumer), 10, 64)
+		if err == nil && at > p.handled.Load() {
+			return fmt.Errorf("%w: delivery %d has not come, the last one was %d", errLost, at, p.handled.Load())
+		}
+		return nil
 	case "408", "409":
 		left, err := strconv.Atoi(m.Header.Get(hdrPendingMsgs))
 		if err != nil {

@@ -3,8 +3,8 @@ package flow_test
 import (
 	"errors"
 	"fmt"
-	"strings"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 

@@ -5,25 +5,12 @@ import (
 	"net"
 	"time"
 
-	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 )
 
 // adminTimeout bounds one request of an [Admin].
 const adminTimeout = 10 * time.Second
-
-// DenyPublish takes away from all clients the right to publish on subjects, with
-// wildcards: what they send there is lost, and they are told of it.
-func DenyPublish(subjects ...string) Option {
-	return Configure(func(o *server.Options) {
-		o.Users = []*server.User{{
-			Username: "anybody", Password: "anybody",
-			Permissions: &server.Permissions{Publish: &server.SubjectPermission{Allow: []string{">"}, Deny: subjects}},
-		}}
-		o.NoAuthUser = "anybody"
-	})
-}
 
 // Admin does to a server's streams what an operator may do to them behind the
 // back of a running flow. A failure ends the test.

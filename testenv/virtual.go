@@ -31,7 +31,7 @@ func Bubble(t *testing.T, fn func(t *testing.T, s *Server), opts ...Option) {
 		t.Fatalf("testenv: opening a bubble: %v", err)
 	}
 	defer release()
-	defer watch(t.Name(), bubbleLimit, func(report string) { panic(report) })()
+	defer watch(t.Name(), limitOf(t), func(report string) { panic(report) })()
 	synctest.Test(t, func(t *testing.T) {
 		opts = append(opts[:len(opts):len(opts)], DontListen())
 		fn(t, startServer(t, embed.Config{Virtual: true}, opts))

@@ -1,6 +1,7 @@
 package testenv
 
 import (
+	"context"
 	"errors"
 	"testing"
 	"testing/synctest"
@@ -109,7 +110,8 @@ func TestBubble(t *testing.T) {
 	t.Run("nobody waits for a server that takes its time to stop", func(t *testing.T) {
 		Bubble(t, func(t *testing.T, s *Server) {
 			_, js := connect(t, "", nats.InProcessServer(inProcess(s.InProcess)))
-			cons, err := mustStream(t, js).CreateConsumer(t.Context(), jetstream.ConsumerConfig{Durable: "c"})
+			str := mustStream(t, js)
+			cons, err := str.CreateConsumer(t.Context(), jetstream.ConsumerConfig{Durable: "c"})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -119,21 +121,29 @@ func TestBubble(t *testing.T) {
 				t.Fatal(err)
 			}
 			synctest.Wait()
-			stopped := make(chan struct{})
+			began, stopped, asked := time.Now(), make(chan struct{}), make(chan struct{})
 			go func() {
 				defer close(stopped)
 				s.Stop()
 			}()
-			synctest.Wait()
-			select {
-			case <-stopped:
-				t.Fatal("the server did not take its time: the test shows nothing")
-			default:
-			}
+			// What others ask for meanwhile needs a lock that the server sleeps with.
+			go func() {
+				defer close(asked)
+				for time.Since(began) < time.Second {
+					ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+					_, _ = str.CreateConsumer(ctx, jetstream.ConsumerConfig{})
+					cancel()
+				}
+			}()
+			time.Sleep(20 * time.Millisecond)
 			if _, err := s.InProcess(); !errors.Is(err, embed.ErrStopped) {
 				t.Fatalf("connecting to a server that stops: %v, want %v", err, embed.ErrStopped)
 			}
 			<-stopped
+			if took := time.Since(began); took < 50*time.Millisecond {
+				t.Errorf("the server stopped in %v and did not take its time: the test shows nothing", took)
+			}
+			<-asked
 			for range pull.Messages() {
 				t.Error("a message without one in the stream")
 			}

@@ -5,6 +5,7 @@ import (
 	"regexp"
 	"runtime"
 	"strings"
+	"testing"
 	"time"
 )
 
@@ -12,11 +13,21 @@ import (
 // some minutes with the race detector on a slow machine.
 const bubbleLimit = 20 * time.Minute
 
+// limitOf is the limit for a bubble of a test: before the runner's own, if that is to come.
+func limitOf(t *testing.T) time.Duration {
+	if deadline, ok := t.Deadline(); ok {
+		if left := time.Until(deadline) - 10*time.Second; left > 0 {
+			return min(left, bubbleLimit)
+		}
+	}
+	return bubbleLimit
+}
+
 // watch calls fail when a bubble has lasted for limit of real time, with
 // what its goroutines wait for. A bubble in which a goroutine waits for a mutex
-// stands still for ever without being a deadlock for the runtime; the test runner's
-// own timeout comes much later, and names neither the test nor the goroutine at the
-// end of its thousands of lines. It must be called outside of the bubble.
+// stands still for ever without being a deadlock for the runtime, and of the thousands
+// of lines that the test runner prints when its own time is over the last ones name
+// neither the test nor the goroutine. It must be called outside of the bubble.
 func watch(name string, limit time.Duration, fail func(report string)) (stop func()) {
 	timer := time.AfterFunc(limit, func() {
 		fail(fmt.Sprintf("testenv: the bubble of %s has not ended within %v. Its goroutines that work or keep its time from passing, and those of the tests:\n\n%s",

@@ -7,7 +7,7 @@
 //	stream ──cursor──> reader ──by partition──> lane: task: steps ──> state + outbox
 //	                                              │ commit (one compare-and-set append)
 //	                                              ▼
-//	                                 task log ──> publish the outbox ──> ack the cursor
+//	                                 task log ──> publish the outbox ──> note the position
 //
 // A reader takes the records of one source through the steps before the key and
 // hands them, sorted by partition, to the lanes. A lane is a goroutine that runs

@@ -321,7 +321,7 @@ func TestElsewhere_firstEpoch(t *testing.T) {
 }
 
 // A worker dies while it stops: after a commit and before its results are published,
-// in the middle of that, and before the ack. Elsewhere the next start goes back to an
+// in the middle of that, and after it. Elsewhere the next start goes back to an
 // older snapshot, and does again what has been published. Here it finishes what was
 // committed, and no record up to there comes to a step again.
 func TestElsewhere_resumeNotBehindCommit(t *testing.T) {

@@ -52,7 +52,7 @@ func TestRun_leaveWaitsForSlowSteps(t *testing.T) {
 	})
 }
 
-// A worker leaves while 500 messages are unacknowledged; the first record of its
+// A worker leaves while the results of 500 messages are not published; the first record of its
 // successor, which stood by, comes within two seconds.
 func TestRun_successorStartsAtOnce(t *testing.T) {
 	bubble(t, func(t *testing.T, l *lab) {

@@ -182,7 +182,8 @@ func (s *Server) stop() {
 		// Shutdown sleeps under a lock of the server's when a consumer has a pull
 		// request; a client's request that comes then and waits for that lock would
 		// stop virtual time for good. So the clients go first, and what they have
-		// asked for ends.
+		// asked for ends. (The server's own clients, of mirrors and sources, stay: a
+		// request of theirs that falls into that moment is for the watchdog of bubbles.)
 		for _, c := range conns {
 			c.Close() //nolint:errcheck // it is thrown away
 		}
