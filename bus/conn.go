@@ -228,7 +228,7 @@ func (c *Conn) Close() {
 // flush waits a moment for the server to have what was sent, as long as the connection lives: nats.go would go on
 // waiting for the answer on the next one. What is lost here was never acknowledged.
 func (c *Conn) flush() {
-	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.life), closeTimeout)
 	defer cancel()
 	c.mu.Lock()
 	up, down := c.up, c.down

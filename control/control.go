@@ -77,6 +77,9 @@ func (c *Control) bind(ctx context.Context) (ControlRef, uint64, error) {
 	if err != nil {
 		return ControlRef{}, 0, fmt.Errorf("open the control stream %s on %s.> (another control prefix can be configured if a stream has these subjects): %w", name, c.cfg.Prefix, err)
 	}
+	if info.Retention != "limits" {
+		return ControlRef{}, 0, fmt.Errorf("the control stream %s has %s retention and would lose commands: it needs limits retention; remove it (nats stream rm %s), and natsflow makes one", name, info.Retention, name)
+	}
 	return ControlRef{Prefix: c.cfg.Prefix, Stream: name, Created: info.Created}, info.LastSeq, nil
 }
 

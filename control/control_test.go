@@ -467,6 +467,13 @@ func TestOpen_refused(t *testing.T) {
 		if _, err := Open(s.ctx, Config{Conn: conn, Prefix: "natsflow-control"}); err != nil {
 			t.Error(err)
 		}
+		// One that deletes commands has natsflow's name.
+		if _, err := conn.CreateStream(s.ctx, bus.StreamConfig{Name: streamName("brief"), Subjects: []string{"brief.>"}, Retention: "interest"}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Open(s.ctx, Config{Conn: conn, Prefix: "brief"}); err == nil || !strings.Contains(err.Error(), "has interest retention and would lose commands") {
+			t.Errorf("error %v", err)
+		}
 	})
 }
 
