@@ -225,27 +225,38 @@ func (c *Conn) Close() {
 	<-c.closed
 }
 
-// flush waits a moment for the server to have what was sent, as long as the connection lives: nats.go would go on
-// waiting for the answer on the next one. What is lost here was never acknowledged.
-func (c *Conn) flush() {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.life), closeTimeout)
-	defer cancel()
+// whileUp returns a context that ends with the present connection, at once if there is none: for what is of no use on
+// the next one.
+func (c *Conn) whileUp(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
 	c.mu.Lock()
 	up, down := c.up, c.down
 	c.mu.Unlock()
 	select {
 	case <-up:
 	default:
-		return
+		cancel(nats.ErrDisconnected)
 	}
 	go func() {
 		select {
 		case <-down:
-			cancel()
+			cancel(nats.ErrDisconnected)
 		case <-ctx.Done():
 		}
 	}()
-	_ = c.nc.FlushWithContext(ctx)
+	return ctx, func() { cancel(nil) }
+}
+
+// flush waits a moment for the server to have what was sent, as long as the connection lives: nats.go would go on
+// waiting for the answer on the next one. What is lost here was never acknowledged.
+func (c *Conn) flush() {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.life), closeTimeout)
+	defer cancel()
+	ctx, stop := c.whileUp(ctx)
+	defer stop()
+	if ctx.Err() == nil {
+		_ = c.nc.FlushWithContext(ctx)
+	}
 }
 
 // Abort drops the network connection at once: nothing more is sent, and it never reconnects. For those

@@ -183,7 +183,9 @@ func (p *puller) shut(ctx context.Context) error {
 		return nil
 	}
 	_ = p.sub.Unsubscribe()
-	if !p.c.Connected() {
+	ctx, stop := p.c.whileUp(ctx)
+	defer stop()
+	if ctx.Err() != nil {
 		return nil
 	}
 	_, err := p.c.call(ctx, &nats.Msg{Subject: p.c.api + "CONSUMER.DELETE." + p.cfg.stream + "." + name})

@@ -86,7 +86,7 @@ func TestSink_stopsTakingSubject(t *testing.T) {
 						remedy = "nats stream edit OUT --subjects 'natsflow.fence.OUT.>,out.*'"
 					}
 					l.awaitTrouble(p, "OUT", `"out.k3"`, "step to", remedy)
-					l.pass(5 * time.Minute)
+					l.pass(time.Minute)
 					began := time.Now()
 					if err := p.leave(); err != nil {
 						t.Fatalf("left with %v", err)
@@ -98,7 +98,7 @@ func TestSink_stopsTakingSubject(t *testing.T) {
 						// Nothing can be read before it is published.
 						p = l.start(f, Config{}, nil)
 						l.awaitTrouble(p, "OUT", `"out.k3"`, remedy)
-						l.pass(5 * time.Minute)
+						l.pass(time.Minute)
 						if err := p.leave(); err != nil {
 							t.Fatalf("left at the start with %v", err)
 						}
