@@ -367,6 +367,15 @@ func TestCursor_BlockingHandler(t *testing.T) {
 	})
 }
 
+// reads begins to read stream S and notes the sequences in got, which may be looked at when the reader waits.
+func reads(ctx context.Context, c *Conn, got *[]uint64) (cu *Cursor, done chan error) {
+	cu, done = must(c.OpenCursor(ctx, CursorConfig{Stream: "S"})), make(chan error, 1)
+	go func() {
+		done <- cu.Run(ctx, func(m *Msg) error { *got = append(*got, m.Seq); return nil })
+	}()
+	return cu, done
+}
+
 // TestCursor_LostTail: the last message is lost on its way and no other follows, so that no gap shows: a heartbeat says
 // that it was delivered.
 func TestCursor_LostTail(t *testing.T) {
@@ -383,12 +392,8 @@ func TestCursor_LostTail(t *testing.T) {
 		c := connect(t, s, func(cfg *Config) { cfg.InProcess = link.Dialer(s.InProcess) })
 		stream(t, c)
 		ctx, cancel := context.WithCancel(t.Context())
-		cu := must(c.OpenCursor(ctx, CursorConfig{Stream: "S"}))
 		var got []uint64
-		done := make(chan error, 1)
-		go func() {
-			done <- cu.Run(ctx, func(m *Msg) error { got = append(got, m.Seq); return nil })
-		}()
+		cu, done := reads(ctx, c, &got)
 		must(c.Publish(ctx, "s.x", nil, nil))
 		synctest.Wait()
 		lose.Store(true)
@@ -417,12 +422,8 @@ func TestCursor_SilentServer(t *testing.T) {
 		c := connect(t, s)
 		stream(t, c)
 		ctx, cancel := context.WithCancel(t.Context())
-		cu := must(c.OpenCursor(ctx, CursorConfig{Stream: "S"}))
 		var got []uint64
-		done := make(chan error, 1)
-		go func() {
-			done <- cu.Run(ctx, func(m *Msg) error { got = append(got, m.Seq); return nil })
-		}()
+		cu, done := reads(ctx, c, &got)
 		synctest.Wait()
 		// The server drops a request when nobody listens on its inbox.
 		if err := cu.p.sub.Unsubscribe(); err != nil {
